@@ -77,12 +77,17 @@ http://:{port} {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route to the origin; `host` is the Host header, `pid` the process of the proxy."""
+    """A route to the origin: the process of the proxy, and the headers of a request."""
 
     name: str
     port: int
     pid: int
-    host: str
+    headers: tuple[str, ...] = ("Host: localhost",)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of wrk and curl that send the headers."""
+        return [word for header in self.headers for word in ("-H", header)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +135,7 @@ def cpu_of(pid: int) -> float:
 def load(route: Route, seconds: float) -> tuple[float, float]:
     """Return the requests per second, and the microseconds of CPU of each."""
     before = cpu_of(route.pid)
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}", "-H", f"Host: {route.host}"]
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}", *route.options]
     done = subprocess.run(
         [*command, f"http://127.0.0.1:{route.port}/"],
         capture_output=True,
@@ -150,7 +155,7 @@ def download(route: Route, size: int) -> float:
     url = f"http://127.0.0.1:{route.port}/files/big"
     command = ["curl", "-s", "-o", os.devnull, "-w", "%{size_download} %{speed_download}"]
     output = subprocess.run(
-        [*command, "-H", f"Host: {route.host}", url], capture_output=True, text=True, check=True
+        [*command, *route.options, url], capture_output=True, text=True, check=True
     ).stdout.split()
     assert int(output[0]) == size, output
     return float(output[1])
@@ -176,10 +181,10 @@ def others(home: Path, size: int) -> Iterator[list[Route]]:
         # The workers of nginx run as another user.
         for directory in (home, home / "origin", home / "origin" / "files"):
             directory.chmod(0o755)
-        routes.append(Route(name="direct", port=origin, pid=pid, host="localhost"))
+        routes.append(Route(name="direct", port=origin, pid=pid))
         port = free_port()
         pid = stack.enter_context(nginx(home / "proxy", PROXY, port, origin=origin))
-        routes.append(Route(name="nginx", port=port, pid=pid, host="localhost"))
+        routes.append(Route(name="nginx", port=port, pid=pid))
         if caddy := shutil.which("caddy"):
             port = free_port()
             file = home / "Caddyfile"
@@ -187,21 +192,21 @@ def others(home: Path, size: int) -> Iterator[list[Route]]:
             command = [caddy, "run", "--adapter", "caddyfile", "--config", str(file)]
             env = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": str(home)}
             pid = stack.enter_context(program(command, port, stderr=subprocess.DEVNULL, env=env))
-            routes.append(Route(name="caddy", port=port, pid=pid, host="localhost"))
+            routes.append(Route(name="caddy", port=port, pid=pid))
         yield routes
 
 
-async def expose(home: Path, size: int) -> str:
-    """Start nginx in a sandbox, and return its preview URL."""
+async def expose(home: Path, size: int) -> tuple[str, ...]:
+    """Start nginx in a sandbox, and return the headers of a request to its preview."""
     client = connect(f"unix:{home}/server.sock")
     sandbox = client.sandbox("bench", keep_alive=True, limits={"cpu": None})
     await sandbox.write_file("nginx.conf", ORIGIN.format(home="/workspace", port=3000))
     await sandbox.exec(f"mkdir files; truncate -s {size} files/big; chmod 755 . files")
     server = await sandbox.start_process([NGINX, "-c", "/workspace/nginx.conf"])
     await server.wait_for_port(3000, timeout=20)
-    url = await sandbox.get_preview_url(3000)
+    exposed = await sandbox.expose_port(3000)
     await client.aclose()
-    return url
+    return f"Host: {exposed.label}.localhost", f"X-Smokebox-Token: {exposed.token}"
 
 
 @contextlib.contextmanager
@@ -211,9 +216,8 @@ def ours(home: Path, size: int) -> Iterator[Route]:
     command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home)]
     command += ["--port", str(port), "--pool", "0"]
     with program(command, port, stderr=subprocess.DEVNULL) as pid:
-        url = asyncio.run(expose(home, size))
-        host = url.removeprefix("http://").rstrip("/")
-        yield Route(name="smokebox", port=port, pid=pid, host=host)
+        headers = asyncio.run(expose(home, size))
+        yield Route(name="smokebox", port=port, pid=pid, headers=headers)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def fetch(url: str) -> str:
     """
     parts = urlsplit(url)
     request = urllib.request.Request(
-        f"http://127.0.0.1:{parts.port}{parts.path}", headers={"host": parts.netloc}
+        f"http://127.0.0.1:{parts.port}{parts.path}?{parts.query}", headers={"host": parts.netloc}
     )
     try:
         with urllib.request.urlopen(request, timeout=30) as page:

@@ -253,12 +253,16 @@ class Mount:
 class ExposedPort:
     """A port of a sandbox that is exposed at `url`. The URL alone grants access.
 
+    `label` is the first label of its host name, for an app that serves it with
+    `proxy_to_sandbox`; `token` is the secret in the URL.
+
     It is "active" in the run in which it was exposed, and "stale" in others. A `private` port
     also needs an API key of the server, or a URL that expires.
     """
 
     port: int
     url: str
+    label: str
     token: str
     name: str | None
     private: bool

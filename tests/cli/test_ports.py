@@ -110,7 +110,7 @@ def test_unknown_sandbox_is_an_error_for_port_commands(cli: CommandLine) -> None
 
 def test_expose_prints_a_url_and_ports_lists_it(cli: CommandLine, sandbox: str) -> None:
     url = cli.output("expose", sandbox, "3000", "--name", "site", "--token", "tok").strip()
-    assert re.fullmatch(rf"http://3000-{sandbox}-tok\.localhost:\d+/", url)
+    assert re.fullmatch(rf"http://3000-{sandbox}-\w{{8}}\.localhost:\d+/\?token=tok", url)
     assert cli.output("expose", sandbox, "3000").strip() == url
     [listed] = json.loads(cli.output("ports", sandbox, "--json"))
     assert (listed["port"], listed["url"], listed["name"]) == (3000, url, "site")

@@ -48,6 +48,7 @@ def test_server_is_started_found_and_stopped(home: str) -> None:
     assert (found.socket, found.log) == (socket_path(home), log_path(home))
     assert found.uptime is not None
     assert 0 <= found.uptime < 60
+    assert os.stat(found.log).st_mode & 0o777 == 0o600
     assert background.stop() is True
     assert background.find() is None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 import uvicorn
+from yarl import URL
 
 from server import preview_app
 from smokebox.client.client import connect
@@ -18,6 +19,7 @@ from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
 from smokebox.sync import connect as connect_sync
+from smokebox.wire.preview import TOKEN_HEADER
 from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
@@ -43,12 +45,12 @@ async def listen(sandbox: Sandbox, port: int = 3000) -> None:
 
 async def get(url: str, path: str = "", **headers: str) -> tuple[int, bytes]:
     """Send a GET request without resolving the host name; return status and body."""
-    host, _, rest = url.removeprefix("http://").partition("/")
-    port = host.rpartition(":")[2]
+    parts = URL(url)
     async with (
         aiohttp.ClientSession() as http,
         http.get(
-            f"http://127.0.0.1:{port}/{rest}{path}", headers={"host": host, **headers}
+            parts.with_host("127.0.0.1").with_path(f"/{path}", keep_query=True),
+            headers={"host": parts.authority, **headers},
         ) as response,
     ):
         return response.status, await response.read()
@@ -153,9 +155,9 @@ def user_app(client: Client) -> Any:
     return app
 
 
-async def use(address: str, host: str) -> None:
+async def use(address: str, host: str, token: str) -> None:
     """Request a preview through an app that also has its own pages."""
-    name = {"host": host}
+    name = {"host": host, TOKEN_HEADER: token}
     async with aiohttp.ClientSession(auto_decompress=False) as http:
         async with http.get(f"http://{address}/") as response:
             assert await response.read() == b"the site itself"
@@ -191,12 +193,12 @@ async def use(address: str, host: str) -> None:
 
 async def test_late_reader_reuses_the_connection(sandbox: Sandbox, server: ServerProcess) -> None:
     await listen(sandbox)
-    token = (await sandbox.expose_port(3000)).token
-    host = f"3000-{sandbox.id}-{token}.localhost"
+    exposed = await sandbox.expose_port(3000)
+    head = f"host: {exposed.label}.localhost\r\n{TOKEN_HEADER}: {exposed.token}\r\n"
     reader, writer = await asyncio.open_unix_connection(server.url.removeprefix("unix:"))
     # One of these sizes exceeds the buffer with its last chunk.
     for size in range(250_000, 1_000_000, 20_000):
-        writer.write(f"GET /big?{size} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+        writer.write(f"GET /big?{size} HTTP/1.1\r\n{head}\r\n".encode())
         await asyncio.sleep(0.02)
         await reader.readuntil(b"\r\n\r\n")
         assert len(await reader.readexactly(size)) == size
@@ -209,11 +211,12 @@ async def test_previews_are_served_by_a_users_app(sandbox: Sandbox, client: Clie
     [process] = await sandbox.list_processes()
     exposed = await sandbox.expose_port(3000)
     async with serving(user_app(client)) as address:
-        host = f"3000-{sandbox.id}-{exposed.token}.my.example"
-        await use(address, host)
+        host = f"{exposed.label}.my.example"
+        await use(address, host, exposed.token)
+        shown = {"host": host, TOKEN_HEADER: exposed.token}
         async with (
             aiohttp.ClientSession() as http,
-            http.get(f"http://{address}/events", headers={"host": host}) as response,
+            http.get(f"http://{address}/events", headers=shown) as response,
         ):
             assert await response.content.readline() == b"data: 0\n"
         await process.wait_for_log("the client left", timeout=20)
@@ -232,13 +235,15 @@ async def test_users_app_reaches_a_server_with_keys(tmp_path: Path) -> None:
             await listen(sandbox)
             exposed = await sandbox.expose_port(3000)
             async with serving(user_app(client)) as address:
-                host = f"3000-{sandbox.id}-{exposed.token}.my.example"
-                await use(address, host)
+                host = f"{exposed.label}.my.example"
+                await use(address, host, exposed.token)
                 # The key authenticates the app, not its visitors.
                 await sandbox.expose_port(3000, private=True)
                 async with (
                     aiohttp.ClientSession() as http,
-                    http.get(f"http://{address}/", headers={"host": host}) as response,
+                    http.get(
+                        f"http://{address}/", headers={"host": host, TOKEN_HEADER: exposed.token}
+                    ) as response,
                 ):
                     assert response.status == 401
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from client.scripted_server import DROP, response, scripted_server
-from smokebox import wire
+from smokebox import __version__, wire
 from smokebox.client.address import Address
 from smokebox.client.transport import Transport
 from smokebox.errors import (
@@ -218,6 +218,28 @@ async def test_response_of_another_program_is_reported(path: Path, data: bytes) 
     async with scripted_server(str(path), data):
         with pytest.raises(ServiceUnavailable, match=r"cannot decode|not that of a Smokebox"):
             await transport(path).request(Count, "POST", "/x")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_said"),
+    [
+        (InvalidOption("the body has no option 'new'.", hint="It takes: env."), True),
+        (NotFound("there is nothing at /api/new.", hint="See the paths.", kind="path"), True),
+        (NotFound("there is no sandbox 'x'.", hint="Create it.", kind="sandbox"), False),
+        (InvalidOption("a port is from 1 to 65535.", hint="Use one."), False),
+    ],
+)
+async def test_unknown_path_or_field_of_another_version_is_explained(
+    path: Path, error: SmokeboxError, is_said: bool
+) -> None:
+    versions = f"The server is version 0.0.1, and this client {__version__}"
+    for version, expected in (("0.0.1", is_said), (__version__, False)):
+        data = error_response(error, x_smokebox_version=version)
+        async with scripted_server(str(path), data):
+            with pytest.raises(type(error)) as caught:
+                await transport(path).request(Count, "POST", "/x")
+        assert (versions in caught.value.hint) == expected
+        assert caught.value.hint.startswith(error.hint)
 
 
 async def test_timeout_covers_all_attempts(path: Path) -> None:

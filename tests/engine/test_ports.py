@@ -88,7 +88,7 @@ async def test_ports_of_a_sandbox_are_not_open_on_the_host(sandbox: Sandbox) -> 
 async def test_exposed_port_keeps_its_random_token(sandbox: Sandbox) -> None:
     first = await sandbox.ports.expose(3000, name="site")
     assert (first.port, first.name, first.private, first.active) == (3000, "site", False, True)
-    assert len(first.token) == 16
+    assert (len(first.token), len(first.slug)) == (16, 8)
     assert await sandbox.ports.expose(3000) == first
     assert await sandbox.ports.list() == [first]
     assert (await sandbox.ports.expose(3001)).token != first.token
@@ -190,7 +190,7 @@ async def test_preview_name_too_long_for_dns_is_refused_before_waking(host: Host
     with pytest.raises(InvalidOption, match="DNS allows 63"):
         await sandbox.ports.expose(3000)
     assert await sandbox.info() is None
-    fits = host.sandbox("a" * 41)
+    fits = host.sandbox("a" * 49)
     assert (await fits.ports.expose(3000)).active
     with pytest.raises(InvalidOption, match="DNS"):
         await fits.ports.expose(10000)

@@ -88,7 +88,7 @@ def process(process_id: str = "web", *, status: ProcessStatus = "running") -> Pr
 
 
 SESSION = SessionRow(sandbox_id="box", name="main", cwd="/", user="root", created_at=1.0)
-PORT = PortRow(sandbox_id="box", port=8080, token="t0ken")
+PORT = PortRow(sandbox_id="box", port=8080, token="t0ken", slug="sl0g")
 CONTEXT = ContextRow(
     sandbox_id="box", context_id="c", generation=1, language="python", cwd="/", created_at=1.0
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest_asyncio
 
+from server.preview_site import Site, listen
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
 
@@ -36,3 +37,15 @@ async def server_url(server: RunningServer) -> str:
     """Its URL on the loopback interface."""
     assert server.url is not None
     return server.url
+
+
+@pytest_asyncio.fixture
+async def site(server: RunningServer) -> AsyncIterator[Site]:
+    """An app in a sandbox, on an exposed port."""
+    sandbox = server.state.host.sandbox("box")
+    await listen(sandbox)
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(cookie_jar=jar, auto_decompress=False) as http:
+        site = Site(server=server, sandbox=sandbox, http=http, url="")
+        exposed = await site.api("POST", "", json={"port": 3000, "token": "tok"})
+        yield Site(server=server, sandbox=sandbox, http=http, url=exposed["url"])

@@ -65,7 +65,12 @@ class App(BaseHTTPRequestHandler):
             ("set-cookie", "a=1; Domain=localhost; Path=/x; HttpOnly"),
             ("set-cookie", "b=2"),
             ("set-cookie", "smokebox_key=stolen; Path=/"),
+            ("set-cookie", "__Host-smokebox-token=stolen; Path=/; Secure"),
+            ("set-cookie", "c=3; Secure;  DOMAIN =.preview.example.com"),
         )
+
+    def show_policy(self) -> None:
+        self.respond(b"", ("referrer-policy", self.path.partition("?")[2]))
 
     def show_redirect(self) -> None:
         self.respond(b"", ("location", self.path.partition("?")[2]), status=302)

@@ -12,6 +12,7 @@ import pytest_asyncio
 from starlette.responses import StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
+from smokebox import __version__
 from smokebox.errors import Forbidden
 from smokebox.server.guard import RequestGuard
 from smokebox.server.hosts import AllowedHosts
@@ -140,6 +141,68 @@ async def test_foreign_origins_are_refused(server: RunningServer) -> None:
 async def test_same_origin_is_accepted(server: RunningServer) -> None:
     async with aiohttp.ClientSession(server.url, headers={"origin": str(server.url)}) as page:
         assert await _status(page, "GET", "/api/sandboxes") == 200
+
+
+@pytest.mark.parametrize(
+    ("site", "origin", "status"),
+    [
+        ("cross-site", None, 403),
+        ("same-site", None, 403),
+        ("cross-site", SITE, 200),
+        ("same-origin", None, 200),
+        ("none", None, 200),
+    ],
+)
+async def test_image_or_link_of_another_site_wakes_no_sandbox(
+    server: RunningServer, site: str, origin: str | None, status: int
+) -> None:
+    sandbox = await server.state.host.create("box")
+    await sandbox.sleep()
+    headers = {"sec-fetch-site": site} | ({"origin": origin} if origin else {})
+    async with aiohttp.ClientSession(server.url, headers=headers) as session:
+        path = "/api/sandboxes/box/files?path=/etc/hosts"
+        assert await _status(session, "GET", path) == status
+        assert (sandbox.lifecycle.run is None) == (status == 403)
+        # Nothing to protect: links to the documentation work.
+        assert await _status(session, "GET", "/api/docs") == 200
+
+
+@pytest.mark.parametrize("depth", [200, 900, 100_000])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/sandboxes/new", '{"limits": %s}'),
+        ("PUT", "/sandboxes/new", '{"limits": {"memory": %s}}'),
+        ("PUT", "/sandboxes/new", '{"env": %s}'),
+        ("PUT", "/sandboxes/new", '{"egress": %s}'),
+        ("POST", "/sandboxes/box/exec", '{"command": "true", "limits": {"memory": %s}}'),
+        ("POST", "/sandboxes/box/processes", '{"command": "true", "limits": %s}'),
+        ("POST", "/sandboxes/box/egress/changes", '{"allowed_hosts": %s}'),
+        ("POST", "/keys", "%s"),
+        ("POST", "/v1/sandbox/box/exec", '{"argv": %s}'),
+    ],
+)
+async def test_deep_json_is_refused(
+    server: RunningServer, method: str, path: str, body: str, depth: int
+) -> None:
+    await server.state.host.create("box")
+    path = path if path.startswith("/v1") else f"/api{path}"
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        deep = opening * depth + "1" + closing * depth
+        headers = {"content-type": "application/json"}
+        data = body.replace("%s", deep)
+        async with (
+            aiohttp.ClientSession(server.url, headers=headers) as session,
+            session.request(method, path, data=data) as response,
+        ):
+            assert response.status == 400, await response.read()
+    assert [one.id for one in await server.state.host.list()] == ["box"]
+
+
+async def test_every_response_has_the_version_of_the_server(server: RunningServer) -> None:
+    for path in ("/api/health", "/api/sandboxes/none", "/nothing", "/v1/nothing"):
+        _, headers, _ = await _raw(server, f"GET {path} HTTP/1.1\nhost: localhost\n")
+        assert headers["x-smokebox-version"] == __version__
 
 
 async def test_unsupported_method_lists_the_supported_ones(server: RunningServer) -> None:

@@ -141,6 +141,47 @@ async def test_revoked_key_is_refused_at_once(
     assert await (await local.get("/api/keys")).json() == {"keys": []}
 
 
+async def test_revoking_a_key_ends_what_runs_with_it(
+    local: aiohttp.ClientSession, remote: aiohttp.ClientSession
+) -> None:
+    async with local.put("/api/sandboxes/box", json={}) as response:
+        assert response.status == 200
+    first, second = await _create(local, admin=True), await _create(local)
+    headers = [{"authorization": f"Bearer {one['key']}"} for one in (first, second)]
+    box, command = "/api/sandboxes/box", {"command": "echo hi; sleep 60"}
+    terminal = await remote.ws_connect(f"{box}/terminal", headers=headers[0])
+    streams = [
+        await remote.post(f"{box}/exec/stream", json=command, headers=one) for one in headers
+    ]
+    for stream in streams:
+        assert b"hi" in await stream.content.readuntil(b"\n\n")
+    waiting = asyncio.create_task(_exec(remote, f"{box}/exec", command, headers[0]))
+    await asyncio.sleep(0.1)
+    # The request that revokes its own key ends as usual.
+    revoked = await remote.delete(f"/api/keys/{first['id']}", headers=headers[0])
+    assert revoked.status == 204
+    async with asyncio.timeout(5):
+        while (message := await terminal.receive()).type in (
+            aiohttp.WSMsgType.BINARY,
+            aiohttp.WSMsgType.TEXT,
+        ):
+            pass
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+        assert message.extra == "the key of this request was revoked."
+        assert b"was revoked" in await streams[0].content.read()
+        assert (await waiting)[0] == 401
+    await asyncio.sleep(0.1)
+    assert not streams[1].content.at_eof()
+    streams[1].close()
+
+
+async def _exec(
+    session: aiohttp.ClientSession, path: str, body: dict[str, str], headers: dict[str, str]
+) -> tuple[int, Any]:
+    async with session.post(path, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
 async def test_key_with_a_prefix_is_limited_to_its_sandboxes(
     local: aiohttp.ClientSession, remote: aiohttp.ClientSession
 ) -> None:

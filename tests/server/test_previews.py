@@ -3,127 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import io
 import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from yarl import URL
 
-from server import preview_app
 from server.boxes import eventually
+from server.preview_site import BROWSER, Site, listen
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
+from smokebox.wire.preview import TOKEN_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-    from smokebox.engine import Sandbox
     from smokebox.server.server import RunningServer
-
-APP = Path(preview_app.__file__).read_text()
-BROWSER = {"accept": "text/html,application/xhtml+xml"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A preview and an HTTP client for it; `url` is the one that the server returned."""
-
-    server: RunningServer
-    sandbox: Sandbox
-    http: aiohttp.ClientSession
-    url: str
-
-    @property
-    def host(self) -> str:
-        return self.url.removeprefix("http://").rstrip("/")
-
-    @property
-    def origin(self) -> str:
-        """The address to connect to: not every resolver knows subdomains of localhost."""
-        assert self.server.url is not None
-        return self.server.url
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        headers = {"host": self.host, **options.pop("headers", {})}
-        options.setdefault("allow_redirects", False)
-        url = URL(self.origin + path, encoded=True)
-        return self.http.request(method, url, headers=headers, **options)
-
-    async def get(self, path: str, **options: Any) -> Response:
-        async with asyncio.timeout(10), self.request("GET", path, **options) as response:
-            return Response(response.status, response.headers, await response.read())
-
-    async def post(self, path: str, data: Any, **options: Any) -> Any:
-        async with (
-            asyncio.timeout(10),
-            self.request("POST", path, data=data, **options) as response,
-        ):
-            return json.loads(await response.read())
-
-    async def api(self, method: str, path: str, **options: Any) -> Any:
-        url = f"{self.origin}/api/sandboxes/box/ports{path}"
-        async with self.http.request(method, url, **options) as response:
-            data = await response.read()
-            assert response.status < 300, data
-            return json.loads(data) if data else None
-
-    @contextlib.asynccontextmanager
-    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        port = self.server.state.previews.port
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            async with asyncio.timeout(10):
-                yield reader, writer
-        finally:
-            writer.transport.abort()
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    status: int
-    headers: Any
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def received_headers(self) -> dict[str, str]:
-        """The request headers that the app received."""
-        return dict(self.json["headers"])
-
-
-async def listen(sandbox: Sandbox, port: int = 3000) -> None:
-    app = await sandbox.start_process(["python3", "-c", APP, str(port)])
-    await app.wait_for_log("listening", 20)
-
-
-@pytest_asyncio.fixture
-async def site(server: RunningServer) -> AsyncIterator[Site]:
-    """An app in a sandbox, on an exposed port."""
-    sandbox = server.state.host.sandbox("box")
-    await listen(sandbox)
-    jar = aiohttp.DummyCookieJar()
-    async with aiohttp.ClientSession(cookie_jar=jar, auto_decompress=False) as http:
-        site = Site(server=server, sandbox=sandbox, http=http, url="")
-        exposed = await site.api("POST", "", json={"port": 3000, "token": "tok"})
-        yield Site(server=server, sandbox=sandbox, http=http, url=exposed["url"])
 
 
 async def test_exposed_port_is_reached_at_a_subdomain_of_localhost(site: Site) -> None:
-    assert site.url == f"http://3000-box-tok.localhost:{site.origin.rpartition(':')[2]}/"
+    port = site.origin.rpartition(":")[2]
+    assert re.fullmatch(rf"http://3000-box-[a-z0-9]{{8}}\.localhost:{port}/\?token=tok", site.url)
     response = await site.get("/a%20b/c?q=%2F&x")
     assert response.status == 200
     assert (response.json["method"], response.json["path"]) == ("GET", "/a%20b/c?q=%2F&x")
     assert response.received_headers["host"] == site.host
+    assert TOKEN_HEADER not in response.received_headers
 
 
 async def test_forwarded_headers_of_a_client_are_replaced(site: Site) -> None:
@@ -178,7 +88,7 @@ async def test_api_keys_and_own_cookies_never_reach_a_sandbox(site: Site) -> Non
 
 async def test_cookies_are_confined_to_the_host_of_the_preview(site: Site) -> None:
     headers = (await site.get("/cookies")).headers
-    assert headers.getall("set-cookie") == ["a=1; Path=/x; HttpOnly", "b=2"]
+    assert headers.getall("set-cookie") == ["a=1; Path=/x; HttpOnly", "b=2", "c=3; Secure"]
 
 
 async def test_redirects_are_forwarded_unchanged(site: Site) -> None:
@@ -246,7 +156,7 @@ async def test_http_1_0_client_gets_no_chunks(
     site: Site,
 ) -> None:
     async with site.raw() as (reader, writer):
-        writer.write(f"GET /endless HTTP/1.0\r\nhost: {site.host}\r\n\r\n".encode())
+        writer.write(f"GET /endless HTTP/1.0\r\n{site.head}\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert body == b"until the end"
     assert b"chunked" not in head
@@ -255,7 +165,7 @@ async def test_http_1_0_client_gets_no_chunks(
 async def test_pipelined_requests_get_responses_in_order(site: Site) -> None:
     async with site.raw() as (reader, writer):
         paths = [f"/{number}" for number in range(50)]
-        requests = (f"GET {path} HTTP/1.1\r\nhost: {site.host}\r\n\r\n" for path in paths)
+        requests = (f"GET {path} HTTP/1.1\r\n{site.head}\r\n" for path in paths)
         writer.write("".join(requests).encode())
         found: list[str] = []
         while len(found) < len(paths):
@@ -281,7 +191,8 @@ async def test_one_connection_serves_the_api_and_previews(site: Site) -> None:
             (site.host, "/z", b'"path": "/z"'),
         ):
             # In pieces, as a slow network would.
-            for piece in (f"GET {path} HTTP/1.1\r\nho", f"st: {host}\r\n\r", "\n"):
+            token = f"{TOKEN_HEADER}: {site.token}"
+            for piece in (f"GET {path} HTTP/1.1\r\nho", f"st: {host}\r\n{token}\r\n\r", "\n"):
                 writer.write(piece.encode())
                 await asyncio.sleep(0.01)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -304,20 +215,21 @@ async def test_preview_hosts_do_not_serve_the_api(site: Site) -> None:
 async def test_websocket_is_relayed_both_ways(site: Site) -> None:
     async with (
         asyncio.timeout(10),
-        site.http.ws_connect(f"{site.origin}/ws", headers={"host": site.host}) as socket,
+        site.http.ws_connect(f"{site.origin}/ws", headers=site.headers) as socket,
     ):
         for number in range(20):
             await socket.send_str(f"hello {number}")
             assert (await socket.receive()).data == f"hello {number}"
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await site.http.ws_connect(f"{site.origin}/", headers={"host": site.host})
+        await site.http.ws_connect(f"{site.origin}/", headers=site.headers)
     assert refused.value.status == 200
 
 
 @pytest.mark.parametrize(
-    "label", ["3000-box-wrong", "3001-box-tok", "3000-other-tok", "3000-box", "x", "3000-www-tok"]
+    "label", ["3000-box-wrong", "3001-box-{}", "3000-other-{}", "3000-box", "x", "3000-www-{}"]
 )
 async def test_wrong_preview_names_are_not_found(site: Site, label: str) -> None:
+    label = label.format(site.label.rpartition("-")[2])
     response = await site.get("/", headers={"host": f"{label}.localhost"})
     assert (response.status, response.json["error"]["code"]) == (404, "not_found")
     page = await site.get("/", headers={"host": f"{label}.localhost", **BROWSER})
@@ -340,18 +252,17 @@ async def test_preview_of_an_earlier_run_is_gone_until_exposed_again(site: Site)
 
 async def test_page_for_a_port_without_a_listener_reloads(site: Site) -> None:
     await site.api("POST", "", json={"port": 4000, "token": "four"})
-    host = site.host.replace("3000", "4000").replace("tok", "four")
-    response = await site.get("/", headers={"host": host, **BROWSER})
+    [_, exposed] = (await site.api("GET", ""))["ports"]
+    host = {"host": URL(exposed["url"]).authority, TOKEN_HEADER: "four"}
+    response = await site.get("/", headers={**host, **BROWSER})
     assert response.status == 502
     assert b"nothing listens on port 4000 of sandbox box" in response.body
     assert b'http-equiv="refresh"' in response.body
-    assert (await site.get("/", headers={"host": host})).json["error"]["code"] == (
-        "service_unavailable"
-    )
-    async with site.request("HEAD", "/", headers={"host": host}) as response:
+    assert (await site.get("/", headers=host)).json["error"]["code"] == "service_unavailable"
+    async with site.request("HEAD", "/", headers=host) as response:
         assert response.status == 502
     await listen(site.sandbox, 4000)
-    assert (await site.get("/", headers={"host": host})).status == 200
+    assert (await site.get("/", headers=host)).status == 200
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/nonsense", "/two-lengths"])
@@ -361,7 +272,7 @@ async def test_program_that_does_not_speak_http_is_a_bad_gateway(site: Site, pat
 
 
 async def test_unexposing_closes_connections_and_refuses_new_ones(site: Site) -> None:
-    async with site.http.ws_connect(f"{site.origin}/ws", headers={"host": site.host}) as socket:
+    async with site.http.ws_connect(f"{site.origin}/ws", headers=site.headers) as socket:
         await socket.send_str("hello")
         await socket.receive()
         await site.api("DELETE", "/3000")
@@ -377,7 +288,7 @@ async def test_unexposing_closes_connections_and_refuses_new_ones(site: Site) ->
 async def test_open_connection_keeps_the_sandbox_awake(server: RunningServer, site: Site) -> None:
     server.state.host.sandbox("box", sleep_after=0.2)
     await site.sandbox.info()
-    async with site.http.ws_connect(f"{site.origin}/ws", headers={"host": site.host}) as socket:
+    async with site.http.ws_connect(f"{site.origin}/ws", headers=site.headers) as socket:
         await asyncio.sleep(0.8)
         await socket.send_str("still here")
         assert (await socket.receive()).data == "still here"
@@ -396,6 +307,7 @@ async def test_path_form_rewrites_paths_cookies_and_redirects(site: Site) -> Non
     assert cookies.getall("set-cookie") == [
         "a=1; HttpOnly; Path=/p/box/3000/tok/",
         "b=2; Path=/p/box/3000/tok/",
+        "c=3; Secure; Path=/p/box/3000/tok/",
     ]
     for place, expected in (
         ("/there?x=1", "/p/box/3000/tok/there?x=1"),
@@ -418,56 +330,6 @@ async def test_page_in_the_path_form_has_an_opaque_origin(site: Site) -> None:
     url = f"{site.origin}/api/sandboxes"
     async with site.http.get(url, headers={"origin": "null"}) as response:
         assert response.status == 403
-
-
-async def test_signed_url_expires(site: Site) -> None:
-    made = await site.api("POST", "/3000/url", json={"expires_in": 60})
-    host = made["url"].removeprefix("http://").rstrip("/")
-    assert "-tok." not in host
-    assert (await site.get("/", headers={"host": host})).status == 200
-    label, _, rest = host.partition(".")
-    token = label.rpartition("-")[2]
-    for wrong in (
-        f"{label[:-1]}{'a' if label[-1] != 'a' else 'b'}",
-        label.replace(token, "z" + token[1:]),
-        label.replace("3000-", "3001-"),
-    ):
-        assert (await site.get("/", headers={"host": f"{wrong}.{rest}"})).status == 404
-    soon = await site.api("POST", "/3000/url", json={"expires_in": 0.001})
-    host = soon["url"].removeprefix("http://").rstrip("/")
-    deadline = asyncio.get_running_loop().time() + 10
-    while (await site.get("/", headers={"host": host})).status != 404:
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.1)
-    assert (await site.api("POST", "/3000/url", json={}))["url"] == site.url
-
-
-async def test_unexposing_revokes_signed_urls(site: Site) -> None:
-    made = await site.api("POST", "/3000/url", json={"expires_in": 60})
-    host = made["url"].removeprefix("http://").rstrip("/")
-    await site.api("DELETE", "/3000")
-    await site.api("POST", "", json={"port": 3000})
-    assert (await site.get("/", headers={"host": host})).status == 404
-
-
-async def test_private_port_needs_a_key_or_a_signed_url(site: Site) -> None:
-    key = (await site.server.state.keys.create(_key(""))).key
-    other = (await site.server.state.keys.create(_key("other"))).key
-    assert (await site.api("POST", "", json={"port": 3000, "private": True}))["private"]
-    assert (await site.get("/")).status == 401
-    assert (await site.get("/", headers={"authorization": f"Bearer {other}"})).status == 401
-    response = await site.get("/", headers={"authorization": f"Bearer {key}"})
-    assert response.status == 200
-    assert key.encode() not in response.body
-    made = await site.api("POST", "/3000/url", json={"expires_in": 60})
-    host = made["url"].removeprefix("http://").rstrip("/")
-    assert (await site.get("/", headers={"host": host})).status == 200
-
-
-def _key(prefix: str) -> Any:
-    from smokebox.wire.requests import CreateKey
-
-    return CreateKey(name=prefix or "all", prefix=prefix)
 
 
 @pytest.mark.parametrize(
@@ -496,7 +358,7 @@ async def test_ambiguous_requests_are_refused(site: Site, request_: str) -> None
 
 async def test_second_request_of_a_connection_is_checked_too(site: Site) -> None:
     async with site.raw() as (reader, writer):
-        first = f"GET /1 HTTP/1.1\r\nhost: {site.host}\r\n\r\n"
+        first = f"GET /1 HTTP/1.1\r\n{site.head}\r\n"
         second = "GET /2 HTTP/1.1\r\nhost: 3000-box-wrong.localhost\r\nconnection: close\r\n\r\n"
         writer.write((first + second).encode())
         responses = await reader.read()
@@ -559,9 +421,14 @@ async def test_previews_are_subdomains_of_the_configured_url(tmp_path: Path) -> 
         await listen(sandbox)
         site = Site(server=server, sandbox=sandbox, http=http, url="")
         made = await site.api("POST", "", json={"port": 3000, "token": "tok"})
-        assert made["url"] == "https://3000-box-tok.preview.example.com/"
-        response = await site.get("/", headers={"host": "3000-Box-tok.Preview.example.com"})
+        label = made["label"]
+        assert made["url"] == f"https://{label}.preview.example.com/?token=tok"
+        host = {"host": f"{label.title()}.Preview.example.com", TOKEN_HEADER: "tok"}
+        response = await site.get("/", headers=host)
         assert response.received_headers["x-forwarded-proto"] == "https"
+        page = await site.get("/?token=tok", headers={**host, **BROWSER})
+        [cookie] = page.headers.getall("set-cookie")
+        assert cookie.startswith("__Host-smokebox-token=tok; Path=/; Secure; HttpOnly")
         assert (await site.get("/", headers={"host": "api.preview.example.com"})).status == 404
         direct = await site.get("/", headers={"host": "preview.example.com"})
         assert direct.status == 403

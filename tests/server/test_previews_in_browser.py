@@ -180,6 +180,8 @@ async def test_fastapi_app_and_its_websocket_work_in_the_browser(
         await page.wait_for("document.getElementById('echo')?.textContent", "echo: hello")
         item = '{"number":7,"q":"x","cookie":"1"}'
         await page.wait_for("document.getElementById('item').textContent", item)
+        assert await page.run("location.search + document.referrer") == ""
+        assert await page.run("document.cookie") == ""
         await page.screenshot("fastapi")
 
 

@@ -13,7 +13,7 @@ with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
     preview = urlsplit(reply.removeprefix("It is at "))
     # Browsers resolve all names below localhost to this machine; urllib needs the address.
     request = urllib.request.Request(
-        f"http://127.0.0.1:{preview.port}/", headers={"host": preview.netloc}
+        f"http://127.0.0.1:{preview.port}/?{preview.query}", headers={"host": preview.netloc}
     )
     with urllib.request.urlopen(request) as page:
         print(page.read().decode(), end="")

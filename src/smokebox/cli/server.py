@@ -54,6 +54,29 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Base URL of previews, besides localhost."),
     ] = None,
+    preview_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.001, help="Longest silence of a program behind a preview."
+        ),
+    ] = 300.0,
+    head_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.001, help="Longest time for the head of a request."),
+    ] = 10.0,
+    address_connections: Annotated[
+        int, typer.Option(min=1, help="Open TCP connections for each address.")
+    ] = 256,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(min=1, help="Open TCP connections in all; else half of the open files."),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS", help="Take addresses from this proxy's X-Forwarded-For. Repeatable."
+        ),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests per second for each key.")
     ] = None,
@@ -117,6 +140,11 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         preview_url=preview_url,
+        preview_timeout=preview_timeout,
+        head_timeout=head_timeout,
+        address_connections=address_connections,
+        max_connections=max_connections,
+        trusted_proxies=tuple(trusted_proxy or ()),
         rate=rate,
         concurrency=concurrency,
         idle_exit=idle_exit,

@@ -187,6 +187,12 @@ def _spawn(home: str, idle_exit: float | None) -> int:
     serve = [sys.executable, "-m", "smokebox", "serve", "--home", home, "--no-tcp"]
     if idle_exit is not None:
         serve += ["--idle-exit", f"{idle_exit:g}"]
+    log = os.open(log_path(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # One that an earlier version created may be readable for others.
+        os.fchmod(log, 0o600)
+    finally:
+        os.close(log)
     # The log is $0; the words after it are the command of the server.
     started = subprocess.run(
         ["/bin/sh", "-c", _DETACH, log_path(home), *serve],

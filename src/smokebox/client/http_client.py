@@ -69,11 +69,15 @@ def is_connection_lost(error: Exception) -> bool:
 
 
 class BufferedResponse(NamedTuple):
-    """A whole response. `retry_after` is in seconds, None without that header."""
+    """A whole response.
+
+    `retry_after` is in seconds, and `version` that of the server; None without that header.
+    """
 
     status: int
     body: bytes
     retry_after: float | None = None
+    version: str | None = None
 
 
 class StreamedResponse:
@@ -363,15 +367,20 @@ async def _read_all(response: ClientResponse) -> BufferedResponse:
     pieces = []
     while not response.done:
         pieces.append(await response.read())
-    return BufferedResponse(response.status, b"".join(pieces), _retry_after(response.fields))
+    body, fields = b"".join(pieces), response.fields
+    return BufferedResponse(
+        response.status, body, _retry_after(fields), _header(fields, wire.VERSION)
+    )
 
 
 def _retry_after(fields: Fields) -> float | None:
-    for name, value in fields:
-        if name.lower() == "retry-after":
-            with contextlib.suppress(ValueError):
-                return max(0.0, float(value))
+    with contextlib.suppress(TypeError, ValueError):
+        return max(0.0, float(_header(fields, "retry-after")))  # type: ignore[arg-type]
     return None
+
+
+def _header(fields: Fields, name: str) -> str | None:
+    return next((value for key, value in fields if key.lower() == name), None)
 
 
 @contextlib.contextmanager

@@ -56,8 +56,8 @@ _MAX_MESSAGE = 1 << 24
 def proxy_to_sandbox(scope: MutableMapping[str, Any], client: Client | None = None) -> App | None:
     """Return an app that serves a request for a preview; None for any other request.
 
-    Previews are recognised by the first label of the host name, `{port}-{id}-{token}`, so a
-    wildcard DNS record must point to your app.
+    Previews are recognised by the first label of the host name, `ExposedPort.label`, so a
+    wildcard DNS record must point to your app. Visitors need the token, as for other previews.
 
     Args:
         scope: Scope of an ASGI request.

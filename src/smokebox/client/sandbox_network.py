@@ -141,7 +141,7 @@ class SandboxNetwork:
         Args:
             port: Port number.
             name: Name for people.
-            token: Part of the URL, by default a random one.
+            token: Secret in the URL, by default a random one.
             private: Require an API key of the server, or a URL that expires.
 
         Raises:
@@ -154,6 +154,8 @@ class SandboxNetwork:
 
     async def get_preview_url(self, port: int, *, expires_in: float | None = None) -> str:
         """Return the preview URL of a port, exposing it if needed.
+
+        Browsers open it. Programs take the header X-Smokebox-Token; see `expose_port`.
 
         Args:
             port: Port number.

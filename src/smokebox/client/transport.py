@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from smokebox import __version__
 from smokebox.client.http_client import (
     BufferedResponse,
     ConnectFailed,
@@ -318,7 +319,7 @@ def _encode(body: object) -> bytes:
 
 def _decode(kind: type[T], response: BufferedResponse) -> T:
     """Decode a response, or raise the error that it reports."""
-    status, body, _ = response
+    status, body = response.status, response.body
     # Heartbeats of a slow response are empty lines before its body.
     if body.startswith(b"\n"):
         body = body.lstrip()
@@ -334,7 +335,8 @@ def _decode(kind: type[T], response: BufferedResponse) -> T:
     except msgspec.MsgspecError as error:
         raise ServiceUnavailable(
             f"the server sent a response that this client cannot decode: {error}.",
-            hint="Install the same version on both sides; `smokebox --version` shows it.",
+            hint=_versions(response)
+            or "Install the same version on both sides; `smokebox --version` shows it.",
             service="server",
         ) from error
 
@@ -342,12 +344,33 @@ def _decode(kind: type[T], response: BufferedResponse) -> T:
 def _response_error(response: BufferedResponse) -> SmokeboxError:
     failure = _failure(response.body)
     if failure is not None:
+        if _is_unknown(failure) and (versions := _versions(response)):
+            failure.hint = f"{failure.hint} {versions}".lstrip()
         return error_of(failure)
     return ServiceUnavailable(
         f"a response with status {response.status} is not that of a Smokebox server.",
         hint="Check SMOKEBOX_URL.",
         service="server",
         status=response.status,
+    )
+
+
+def _is_unknown(failure: Failure) -> bool:
+    """Tell whether the server does not know a path, a method or a field of the request."""
+    if failure.code == "invalid_option":
+        texts = ("has no option", "unknown field", "has no field")
+        return any(text in failure.message for text in texts)
+    kind = failure.fields.get("kind")
+    return failure.code == "method_not_allowed" or (failure.code, kind) == ("not_found", "path")
+
+
+def _versions(response: BufferedResponse) -> str:
+    """Say that the versions of both sides differ; nothing if they do not."""
+    if response.version in (None, __version__):
+        return ""
+    return (
+        f"The server is version {response.version}, and this client {__version__}: "
+        "install the same version on both sides."
     )
 
 

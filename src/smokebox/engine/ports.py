@@ -32,6 +32,8 @@ LONGEST_NAME = 63
 CONNECT_SECONDS = 10.0
 # Sockets requested from the guest init ahead of need.
 _SPARE = 4
+# Characters of the random part of a host name.
+_SLUG_LENGTH = 8
 # The egress proxy's port inside the sandbox, where all outgoing connections arrive.
 _EGRESS_PORT = 1
 _TOKEN = re.compile(r"[a-z0-9_]{1,16}")
@@ -47,10 +49,14 @@ class PortStream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortGrant:
-    """Permission to reach a port with `token`. It is `active` in the current run or not."""
+    """Permission to reach a port with `token`. It is `active` in the current run or not.
+
+    `slug` is the random part of its host name.
+    """
 
     port: int
     token: str
+    slug: str
     name: str | None
     private: bool
     active: bool
@@ -93,7 +99,7 @@ class Ports(RunPart):
         _check_not_reserved(port)
         _check_name(name)
         token = None if token is None else _check_token(token)
-        self._check_label(port, token)
+        self._check_label(port)
         async with self._owner.use() as run, self._changing:
             rows = await self.load()
             row = rows.get(port)
@@ -102,6 +108,7 @@ class Ports(RunPart):
                 sandbox_id=self.id,
                 port=port,
                 token=token or (row.token if row else random_id()),
+                slug=row.slug if row else random_id()[:_SLUG_LENGTH],
                 name=name if name is not None else (row.name if row else None),
                 generation=run.generation,
                 private=private if private is not None else bool(row and row.private),
@@ -223,20 +230,21 @@ class Ports(RunPart):
         return PortGrant(
             port=row.port,
             token=row.token,
+            slug=row.slug,
             name=row.name,
             private=row.private,
             active=self.run_of(row) is not None,
         )
 
-    def _check_label(self, port: int, token: str | None) -> None:
-        label = PreviewTarget(port, self.id, token or random_id()).label
+    def _check_label(self, port: int) -> None:
+        label = PreviewTarget(port, self.id, slug="x" * _SLUG_LENGTH).label
         if len(label) > LONGEST_LABEL:
             raise InvalidOption(
-                f"the preview host name {label} has {len(label)} characters, and DNS allows "
-                f"{LONGEST_LABEL}.",
-                hint="Use a shorter token, or a sandbox with a shorter id.",
-                option="port" if token is None else "token",
-                value=port if token is None else token,
+                f"the preview host name of port {port} of sandbox {self.id} has {len(label)} "
+                f"characters, and DNS allows {LONGEST_LABEL}.",
+                hint="Use a sandbox with a shorter id.",
+                option="port",
+                value=port,
             )
 
 

@@ -21,15 +21,17 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.websockets import WebSocketDisconnect
 
-from smokebox.errors import Forbidden, SmokeboxError, Unauthorized
+from smokebox import __version__
+from smokebox.errors import Forbidden, InvalidOption, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
 from smokebox.server.responses import event
+from smokebox.server.running import RunningRequest, revoked
 from smokebox.server.tenancy.keys import take_authorization
 from smokebox.server.tenancy.peer import PEER
 from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL, current_principal
-from smokebox.wire import REQUEST_ID
+from smokebox.wire import REQUEST_ID, VERSION
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
 if TYPE_CHECKING:
@@ -99,8 +101,10 @@ class RequestGuard:
         drain, probe = self.state.drain, scope["path"] in self._probes
         if not probe:
             drain.add(task)
+        running = RunningRequest(task)
         try:
-            await self._check_and_forward(scope, headers, receive, writer, probe)
+            with self._counted(scope):
+                await self._check_and_forward(scope, headers, receive, writer, running)
         except SmokeboxError as error:
             await self._refuse(error, receive, writer)
         except HTTPException as error:
@@ -108,10 +112,15 @@ class RequestGuard:
         except (ClientDisconnect, WebSocketDisconnect):
             writer.status = writer.status or _CLIENT_DISCONNECTED
         except asyncio.CancelledError:
-            if not drain.cut:
+            if not (drain.cut or running.was_cut):
                 raise
             task.uncancel()
-            await self._refuse(drain.refusal(), receive, writer)
+            refusal = revoked() if running.was_cut else drain.refusal()
+            await self._refuse(refusal, receive, writer)
+        except RecursionError:
+            # JSON of a depth that can be decoded, but not handled.
+            _log.warning("request %s to %a is nested too deeply", writer.request_id, scope["path"])
+            await self._refuse(_nested_too_deeply(), receive, writer)
         except Exception:
             _log.exception("request %s to %a failed", writer.request_id, scope["path"])
             await writer.fail(receive, _internal_error(writer.request_id), 500)
@@ -125,13 +134,16 @@ class RequestGuard:
         headers: dict[bytes, bytes],
         receive: Receive,
         writer: ResponseWriter,
-        probe: bool,
+        running: RunningRequest,
     ) -> None:
         state, path = self.state, scope["path"]
+        probe = path in self._probes
         by_socket = scope["server"] is None or scope["server"][1] is None
         # Supervisors know the address of a server, not its name.
         if not by_socket and not (probe and path in self._public):
             self._check_host_and_origin(scope, headers, writer)
+            if path not in self._public:
+                state.hosts.check_site(headers)
         if scope.get("method") == "OPTIONS" and self._is_preflight(headers):
             writer.extra_headers = [*writer.extra_headers, *state.hosts.preflight()]
             await Response(status_code=204)(scope, receive, writer)
@@ -151,11 +163,23 @@ class RequestGuard:
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
+        state.running.add(principal.id, running)
         try:
             await self.app(scope, receive, writer)
         finally:
+            state.running.remove(principal.id, running)
             if usage is not None:
                 usage.running -= 1
+
+    def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        """Find the client behind a trusted proxy, and count its request."""
+        connections, peer = self.state.connections, scope["client"]
+        if peer is None or not connections.is_trusted(peer[0]):
+            return contextlib.nullcontext()
+        forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        client = connections.client_of(peer[0], b",".join(forwarded).decode("latin-1"))
+        scope["client"] = (client, 0)
+        return connections.request(client)
 
     def _check_host_and_origin(
         self, scope: Scope, headers: dict[bytes, bytes], writer: ResponseWriter
@@ -249,6 +273,14 @@ class _CountedBody:
         return message
 
 
+def _nested_too_deeply() -> InvalidOption:
+    return InvalidOption(
+        "a value in this request is nested too deeply.",
+        hint="See /api/openapi.json for its fields.",
+        option="the body",
+    )
+
+
 def _internal_error(request_id: str) -> Failure:
     return Failure(
         code="internal",
@@ -259,6 +291,7 @@ def _internal_error(request_id: str) -> Failure:
 
 
 _JSON = b"application/json"
+_VERSION = (VERSION.encode(), __version__.encode())
 _WS_REFUSED, _WS_INTERNAL_ERROR, _WS_RESTART = 1008, 1011, 1012
 _LONGEST_WS_REASON = 123
 # Seconds to send an error to a client that may not be reading.
@@ -312,6 +345,7 @@ class ResponseWriter:
             self._headers = message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
+                _VERSION,
                 *self.extra_headers,
             ]
         elif kind == "websocket.accept":

@@ -10,6 +10,8 @@ from smokebox.server.previews.names import PreviewNames
 from smokebox.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smokebox.server.settings import ServerSettings
 
 # A name or an IPv4 address, or an IPv6 address in brackets, and a port.
@@ -64,6 +66,20 @@ class AllowedHosts:
                 f"pages of {origin.decode('latin-1')} may not send requests to this server.",
                 hint="Start it with --allow-origin for each site whose pages may.",
                 reason="origin",
+            )
+
+    def check_site(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `Forbidden` for a request that a page of another site makes without an Origin.
+
+        Browsers send none with images, scripts and links: a page could wake sandboxes with them.
+        """
+        foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        if foreign and b"origin" not in headers and "*" not in self._origins:
+            raise Forbidden(
+                "pages of other sites may not send requests to this server.",
+                hint="Open the address itself. The pages of a site that was named with "
+                "--allow-origin send their origin with fetch().",
+                reason="site",
             )
 
     def allows(self, origin: bytes) -> bool:

@@ -22,12 +22,14 @@ from smokebox.foundation.endpoint import socket_path
 from smokebox.foundation.signals import handle_signals
 from smokebox.server import websocket
 from smokebox.server.app import create_app
+from smokebox.server.connections import ConnectionLimits
 from smokebox.server.health import Drain, HealthCheck
 from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
+from smokebox.server.running import RunningRequests
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
 from smokebox.server.tenancy.keys import Keys
@@ -132,12 +134,17 @@ def _config(state: ServerState) -> uvicorn.Config:
         http=cast(
             "type[asyncio.Protocol]", functools.partial(ApiOrPreviewProtocol, state.previews)
         ),
-        ws=websocket.WebSocketProtocol,
+        ws=cast(
+            "type[asyncio.Protocol]",
+            functools.partial(websocket.WebSocketProtocol, state.connections),
+        ),
         ws_max_size=LARGEST_FRAME,
         ws_ping_interval=websocket.PING_SECONDS,
         ws_ping_timeout=websocket.PONG_SECONDS,
         ws_per_message_deflate=False,
         server_header=False,
+        # `ConnectionLimits` knows which proxies to trust; uvicorn would trust this machine.
+        proxy_headers=False,
         date_header=False,
         # The drain has already waited for requests.
         timeout_graceful_shutdown=_CLOSING_SECONDS,
@@ -185,6 +192,7 @@ async def open_state(
         idempotency = await IdempotencyStore.open(host.home)
         stack.push_async_callback(idempotency.aclose)
         metrics = Metrics(drain)
+        connections, running = ConnectionLimits(settings), RunningRequests()
         yield ServerState(
             host=host,
             settings=settings,
@@ -198,8 +206,16 @@ async def open_state(
             metrics=metrics,
             telemetry=telemetry,
             previews=Previews(
-                host=host, settings=settings, keys=keys, drain=drain, metrics=metrics
+                host=host,
+                settings=settings,
+                keys=keys,
+                drain=drain,
+                metrics=metrics,
+                connections=connections,
+                running=running,
             ),
+            connections=connections,
+            running=running,
         )
 
 

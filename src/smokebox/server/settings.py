@@ -43,6 +43,15 @@ class ServerSettings:
         origins: Web sites, as https://name, whose pages may send requests, `*` for any.
         preview_url: Parent of previews, such as https://preview.example.com; all names below it
             must resolve to this server. Previews are always available below localhost.
+        preview_timeout: Seconds that a program behind a preview may stay silent before and within
+            a response. WebSockets have no limit.
+        head_timeout: Seconds that the head of a request may take, from the connection or its
+            first byte to its end.
+        address_connections: Open TCP connections of each address.
+        max_connections: Open TCP connections in all. None: half of the files that the server may
+            open.
+        trusted_proxies: Addresses or networks of reverse proxies, which tell the address of their
+            clients in X-Forwarded-For.
         rate: Requests per second of each key; None for no limit.
         concurrency: Concurrent requests of each key; None for no limit.
         limit_socket: Apply both limits to the unix socket too.
@@ -70,6 +79,11 @@ class ServerSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     preview_url: str | None = None
+    preview_timeout: float = 300.0
+    head_timeout: float = 10.0
+    address_connections: int = 256
+    max_connections: int | None = None
+    trusted_proxies: tuple[str, ...] = ()
     rate: float | None = None
     concurrency: int | None = None
     limit_socket: bool = False

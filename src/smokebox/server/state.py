@@ -9,11 +9,13 @@ from smokebox.server.log_search import LogSearch
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
+    from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain, HealthCheck
     from smokebox.server.hosts import AllowedHosts
     from smokebox.server.idempotency import IdempotencyStore
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
+    from smokebox.server.running import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
     from smokebox.server.tenancy.keys import Keys
@@ -37,4 +39,6 @@ class ServerState:
     metrics: Metrics
     telemetry: Telemetry | None
     previews: Previews
+    connections: ConnectionLimits
+    running: RunningRequests
     log_search: LogSearch = field(default_factory=LogSearch)

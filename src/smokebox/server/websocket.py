@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn._types import ASGISendEvent
 
+    from smokebox.server.connections import ConnectionLimits
+
 F = TypeVar("F", bound=Frame)
 Handler = Callable[..., Awaitable[None]]
 
@@ -141,7 +143,7 @@ def decode_frame(kind: type[F], text: str) -> F:
         if (found := decode(_TypedFrame, data).type) != expected:
             raise _invalid_frame(expected, f"not {found!r:.80}")
         return decode(kind, data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise _invalid_frame(expected, str(error)) from error
 
 
@@ -170,10 +172,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     While a handler does not take received frames, nothing is read from the socket, neither pongs
     nor its end. TCP_USER_TIMEOUT then detects a lost client, and an event in the scope reports it.
+
+    Args:
+        limits: Where the connection is counted until it is closed.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
         self._lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -191,6 +197,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._limits.remove(self.transport)
         self._lost.set()
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -14,3 +14,5 @@ SILENCE = 20.0
 # Headers: the id of a request in logs, and the key that makes a creating request safe to repeat.
 REQUEST_ID = "x-request-id"
 IDEMPOTENCY_KEY = "idempotency-key"
+# Header of responses: the version of the server.
+VERSION = "x-smokebox-version"

@@ -21,7 +21,10 @@ def decode(kind: type[T], data: bytes) -> T:
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    value: T = decoder.decode(data)
+    try:
+        value: T = decoder.decode(data)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
     return value
 
 

@@ -108,7 +108,7 @@ def _by_code() -> dict[str, type[SmokeboxError]]:
     return found
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: object, depth: int = 4) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in value)
     return value is None or isinstance(value, (str, int, float, bool))

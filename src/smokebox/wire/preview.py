@@ -1,4 +1,4 @@
-"""Names of previews: `{port}-{id}-{token}`, the first label of a host name."""
+"""Names of previews: `{port}-{id}-{slug}`, the first label of a host name."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ LONGEST_LABEL = 63
 PATH = "/p/"
 """Start of the path form of a preview: /p/{id}/{port}/{token}/."""
 
+TOKEN_PARAMETER = "token"
+"""Parameter of the first request to a host name of a preview, which becomes a cookie."""
+
+TOKEN_HEADER = "x-smokebox-token"
+"""Header in which a program sends the token of a preview."""
+
 # Only the id may contain hyphens.
 _TARGET = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)-([a-z0-9_]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewTarget:
-    """The port and sandbox that a preview shows, and the token that grants access."""
+    """The port and sandbox that a preview shows.
+
+    A host name has a `slug`, the random part that is no secret. A path has the `token`, which
+    grants access: its pages have no cookies.
+    """
 
     port: int
     id: str
-    token: str
+    slug: str = ""
+    token: str = ""
 
     @property
     def label(self) -> str:
         """The preview as a label of a host name."""
-        return f"{self.port}-{self.id}-{self.token}"
+        return f"{self.port}-{self.id}-{self.slug}"
 
     @property
     def path(self) -> str:
@@ -36,7 +47,8 @@ class PreviewTarget:
 
 def parse_label(label: str) -> PreviewTarget | None:
     """Parse a label of a host name; None if it does not name a preview."""
-    return _target(label.lower()) if len(label) <= LONGEST_LABEL else None
+    found = _parse(label.lower()) if len(label) <= LONGEST_LABEL else None
+    return None if found is None else PreviewTarget(found[0], found[1], slug=found[2])
 
 
 def parse_path(path: str) -> PreviewTarget | None:
@@ -44,11 +56,13 @@ def parse_path(path: str) -> PreviewTarget | None:
     parts = path.partition("?")[0].split("/", 5)
     if len(parts) < 6 or parts[:2] != ["", "p"] or "-" in parts[3] + parts[4]:
         return None
-    return _target(f"{parts[3]}-{parts[2]}-{parts[4]}")
+    found = _parse(f"{parts[3]}-{parts[2]}-{parts[4]}")
+    return None if found is None else PreviewTarget(found[0], found[1], token=found[2])
 
 
-def _target(text: str) -> PreviewTarget | None:
+def _parse(text: str) -> tuple[int, str, str] | None:
+    """Return the port, the id and the last part."""
     found = _TARGET.fullmatch(text)
     if found is None or int(found[1]) > 65535:
         return None
-    return PreviewTarget(int(found[1]), found[2], found[3])
+    return int(found[1]), found[2], found[3]

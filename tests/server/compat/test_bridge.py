@@ -49,9 +49,11 @@ async def test_tunnel_is_a_preview_url(bridge: BridgeClient, server: RunningServ
             assert response.status == 200
             tunnel = await response.json()
         assert (tunnel["port"], tunnel["name"]) == (3000, "site")
-        assert tunnel["url"] == f"http://{tunnel['hostname']}:{server.state.previews.port}/"
     [exposed] = await server.state.host.sandbox("box").ports.list()
-    assert tunnel["hostname"] == f"3000-box-{exposed.token}.localhost"
+    assert tunnel["hostname"] == f"3000-box-{exposed.slug}.localhost"
+    origin = f"http://{tunnel['hostname']}:{server.state.previews.port}"
+    assert tunnel["url"] == f"{origin}/?token={exposed.token}"
+    assert exposed.token not in tunnel["id"]
     for _ in range(2):
         async with bridge.request("DELETE", "/tunnel/3000") as response:
             assert response.status == 204

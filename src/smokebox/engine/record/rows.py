@@ -105,12 +105,14 @@ class PortRow:
     """A port of a sandbox that is exposed to clients with the token.
 
     It is active in the run with number `generation`. A `private` one also needs a key of the
-    server.
+    server. `slug` is the random part of its host name, which is no secret: it gives a sandbox
+    another origin than an earlier one with its id.
     """
 
     sandbox_id: str
     port: int
     token: str
+    slug: str
     name: str | None = None
     generation: int = 0
     private: bool = False

@@ -99,6 +99,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        "ALTER TABLE ports ADD COLUMN slug TEXT NOT NULL DEFAULT ''",
+        "UPDATE ports SET slug = lower(hex(randomblob(4)))",
+    ),
 )
 
 

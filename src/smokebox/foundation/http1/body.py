@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _MAX_LINE = 4096
 _MAX_TRAILERS = 16 * 1024
+# Bytes around the chunks of a body: these for each chunk, and these more in all.
+_CHUNK_OVERHEAD = 16
+_MAX_OVERHEAD = 16 * 1024
 # A size and extensions, which are ignored, without characters that confuse other parsers.
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
@@ -34,6 +37,7 @@ class ChunkDecoder:
         self._at_chunk_end = False
         self._in_trailers = False
         self._trailers_left = _MAX_TRAILERS
+        self._overhead = 0
 
     def feed(self, data: bytes) -> bytes:
         """Return the part of the body in `data`, which may be empty.
@@ -85,6 +89,9 @@ class ChunkDecoder:
             match = _CHUNK_SIZE.fullmatch(line[:-2])
             if match is None:
                 raise MalformedMessage("the size of a chunk is not a number")
+            self._overhead += max(0, len(line) - _CHUNK_OVERHEAD)
+            if self._overhead > _MAX_OVERHEAD:
+                raise MalformedMessage("the chunks of the message have too many extensions")
             self._remaining = int(match[1], 16)
             self._in_trailers = not self._remaining
         elif line == b"\r\n":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from smokebox.foundation.http1.body import BodyReader, BodyWriter
 from smokebox.foundation.http1.connection import Connection, ConnectionLost
 from smokebox.foundation.http1.head import (
+    MAX_HEAD,
     Fields,
     Framing,
     MalformedMessage,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # As curl does: a server that ignores Expect waits for the body while we wait for it.
 _CONTINUE_SECONDS = 1.0
+# Interim responses to one request. Their heads and the final one together have MAX_HEAD bytes.
+_MAX_INTERIM = 32
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 RequestBody: TypeAlias = bytes | BodyReader | AsyncIterable[bytes]
@@ -34,7 +37,8 @@ class ClientRequest:
     """A request to send. `head` includes the framing and the empty line.
 
     `expects_continue` says that the head has `Expect: 100-continue`, and `upgrade` that a
-    response of 101 is welcome.
+    response of 101 is welcome. `head_seconds` is how long the server may take from the first
+    byte of a response's head to its last.
     """
 
     method: str
@@ -43,6 +47,7 @@ class ClientRequest:
     framing: Framing = 0
     upgrade: bool = False
     expects_continue: bool = False
+    head_seconds: float | None = None
 
 
 class StaleConnection(ConnectionLost):
@@ -80,6 +85,8 @@ class ClientResponse:
         self._request = request
         self._body: BodyReader | None = None
         self._keep_alive = False
+        self._interim = 0
+        self._head_bytes = 0
         self._sender: asyncio.Task[None] | None = None
         self._sender_error: Exception | None = None
 
@@ -186,10 +193,11 @@ class ClientResponse:
         connection, request = self.connection, self._request
         while True:
             try:
-                raw = await connection.read_head()
+                raw = await connection.read_head(seconds=request.head_seconds)
                 if raw is None:
                     raise _lost(connection)
                 head = parse_response(raw, request.method)
+                self._count_head(len(raw), interim=head.status < 200)
             except (ConnectionLost, MalformedMessage):
                 self._raise_sender_error()
                 raise
@@ -205,6 +213,14 @@ class ClientResponse:
         self.ambiguous, self.raw_head = head.ambiguous, raw
         self._body = BodyReader(connection, head.framing)
         self._keep_alive = head.keep_alive and head.status != 101
+
+    def _count_head(self, size: int, *, interim: bool) -> None:
+        """Raise `MalformedMessage` above the limits for all heads of one response."""
+        self._head_bytes += size
+        self._interim += interim
+        too_long = self._interim and self._head_bytes > MAX_HEAD
+        if self._interim > _MAX_INTERIM or too_long:
+            raise MalformedMessage("the server sent too many interim responses", 502)
 
     def _raise_sender_error(self) -> None:
         """Raise what the source of the body raised: it explains why the connection was lost."""
@@ -233,7 +249,7 @@ async def send(
         ConnectionLost: The server closed it in the middle of the response's head.
         MalformedMessage: The response is not valid.
         RequestBodyFailed: The source of the request's body raised an error.
-        TimeoutError: The server stayed silent.
+        TimeoutError: The server stayed silent, or took too long to send the head.
     """
     if isinstance(request.body, BodyReader) and request.body.whole:
         request.body = await request.body.read()

@@ -42,6 +42,8 @@ class Connection(asyncio.Protocol):
         self.error: Exception | None = None
         # Set while the peer waits for us, for example for the next piece of a request's body.
         self.peer_waits = False
+        # Set between two requests: whatever the peer sends then belongs to no response.
+        self.idle = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         # `_start` is how much of the buffer was read: cutting it off each time would cost more.
@@ -63,6 +65,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Buffer received bytes (called by asyncio)."""
+        if self.idle:
+            self.abort()
+            self._end()
+            return
         if self._timer is not None:
             self._active_at = self._loop.time()
         if len(self._buffer) > self._start:
@@ -126,21 +132,39 @@ class Connection(asyncio.Protocol):
                 self._timer.cancel()
                 self._timer = None
 
-    async def read_head(self) -> bytes | None:
+    async def read_head(self, *, seconds: float | None = None) -> bytes | None:
         """Read up to an empty line, and include it; None if the peer closes before.
+
+        Args:
+            seconds: Longest time from the first byte to the last; None for any.
 
         Raises:
             MalformedMessage: The head is too long, or a line ends without a carriage return.
-            TimeoutError: The peer stayed silent.
+            TimeoutError: The peer stayed silent, or took too long.
         """
-        while not (end := find_head_end(self._buffer, self._start)):
+        while not self.buffered:
             if self.ended:
                 return None
             await self._receive()
+        end = find_head_end(self._buffer, self._start)
+        if not end:
+            async with asyncio.timeout(seconds):
+                end = await self._wait_for_head_end()
+            if not end:
+                return None
         if end == len(self._buffer) and not (self._start or self._reading_paused):
             head, self._buffer = self._buffer, b""
             return head
         return self.take(end - self._start)
+
+    async def _wait_for_head_end(self) -> int:
+        """Return the index after the head; 0 if the peer closes before."""
+        end = 0
+        while not end and not self.ended:
+            scanned = self.buffered
+            await self._receive()
+            end = find_head_end(self._buffer, self._start, scanned)
+        return end
 
     async def read_line(self, limit: int) -> bytes:
         """Read up to the next CRLF, and leave it out. Raises `MalformedMessage`."""

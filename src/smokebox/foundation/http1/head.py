@@ -147,21 +147,26 @@ def response_framing(
     return ResponseFraming(fields, chunked, keep_alive)
 
 
-def find_head_end(buffer: bytes, start: int = 0) -> int:
+def find_head_end(buffer: bytes, start: int = 0, scanned: int = 0) -> int:
     """Return the index after the head that begins at `start`; 0 while it is incomplete.
+
+    Args:
+        scanned: How many bytes an earlier call has seen. They are not read again, as a peer may
+            send a head byte by byte.
 
     Raises:
         MalformedMessage: The head is too long, or a line ends without a carriage return.
     """
     if len(buffer) == start:
         return 0
-    end = buffer.find(b"\r\n\r\n", start)
+    unseen = start + scanned
+    end = buffer.find(b"\r\n\r\n", max(start, unseen - 3))
     size = (end if end >= 0 else len(buffer)) - start
     if size > MAX_HEAD:
         raise MalformedMessage(f"the head is longer than {MAX_HEAD} bytes", 431)
     if end >= 0:
         return end + 4
-    if buffer.count(b"\n", start) != buffer.count(b"\r\n", start):
+    if buffer.count(b"\n", unseen) != buffer.count(b"\r\n", max(start, unseen - 1)):
         raise MalformedMessage("a line ends without a carriage return")
     return 0
 

@@ -23,8 +23,6 @@ class ConnectionPool:
     Args:
         idle_seconds: How long one is kept.
         max_idle: How many are kept for one key; the oldest is closed first.
-        check: Ask the kernel whether the server closed an idle connection, or sent something
-            unasked, before it is used. Without it only what the event loop has seen counts.
     """
 
     def __init__(
@@ -32,9 +30,7 @@ class ConnectionPool:
         *,
         idle_seconds: float = IDLE_SECONDS,
         max_idle: int = MAX_IDLE,
-        check: bool = True,
     ) -> None:
-        self._check = check
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
         self._idle: dict[Hashable, list[tuple[float, Connection]]] = {}
@@ -46,9 +42,12 @@ class ConnectionPool:
         idle = self._idle.get(key)
         while idle:
             since, connection = idle.pop()
+            connection.idle = False
             fresh = asyncio.get_running_loop().time() - since < self._idle_seconds
             usable = fresh and not connection.ended and not connection.buffered
-            if usable and (not self._check or _quiet(connection)):
+            # The kernel may have more than the event loop has seen: the end, or bytes that
+            # belong to no response.
+            if usable and _quiet(connection):
                 return connection
             connection.abort()
         return None
@@ -59,6 +58,7 @@ class ConnectionPool:
             connection.abort()
             return
         connection.on_lost = None
+        connection.idle = True
         idle = self._idle.setdefault(key, [])
         idle.append((asyncio.get_running_loop().time(), connection))
         if len(idle) > self._max_idle:

@@ -1,6 +1,7 @@
 """Access to previews: tokens, signed URLs that expire, and private ports.
 
-404 for a bad token, 410 for a port of an earlier run; a preview never wakes a sandbox.
+401 without a token, 404 for a bad one, 410 for a port of an earlier run. A preview never wakes a
+sandbox.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from smokebox.engine.names import check_id
 from smokebox.engine.ports import is_token
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, Unauthorized
+from smokebox.server.previews.credentials import tokens_in
 from smokebox.server.previews.error_page import Refusal
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from smokebox.engine.ports import Ports
     from smokebox.engine.record.rows import PortRow
     from smokebox.engine.run import Run
+    from smokebox.server.previews.credentials import Credentials
     from smokebox.server.tenancy.keys import Keys
     from smokebox.wire.preview import PreviewTarget
 
@@ -39,11 +42,13 @@ LATEST_EXPIRY = 36**_EXPIRY_LENGTH - 1
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The port of a running sandbox that a request may reach."""
+    """The port of a running sandbox that a request may reach; `key` is the API key it needed."""
 
     ports: Ports
     run: Run
     port: int
+    row: PortRow
+    key: str | None
 
 
 class PreviewAccess:
@@ -61,11 +66,13 @@ class PreviewAccess:
         except InvalidOption:
             raise not_found() from None
 
-    async def route(self, sandbox: Sandbox, target: PreviewTarget, authorization: str) -> Route:
+    async def route(
+        self, sandbox: Sandbox, target: PreviewTarget, credentials: Credentials, path: str
+    ) -> Route:
         """Return where a request goes.
 
         Args:
-            authorization: Authorization header of the request, or nothing.
+            path: Path of the request, which may hold a token.
 
         Raises:
             Refusal: The request may not reach the port.
@@ -74,38 +81,51 @@ class PreviewAccess:
         row = (ports.rows if ports.rows is not None else await ports.load()).get(target.port)
         if row is None:
             raise not_found()
-        self._check(row, target, authorization)
+        if target.slug:
+            if target.slug != row.slug:
+                raise not_found()
+            tokens = (*credentials.tokens, *tokens_in(path))
+        else:
+            tokens = (target.token,)
+        key = None
+        if not any(self.opens(row, token) for token in tokens):
+            key = self._check_other(row, tokens, credentials.authorization)
         run = ports.run_of(row)
         if run is None:
             raise _stale(target)
-        return Route(ports, run, target.port)
+        return Route(ports, run, target.port, row, key)
 
-    def _check(self, row: PortRow, target: PreviewTarget, authorization: str) -> None:
-        if len(target.token) == SIGNED_LENGTH:
-            if not self._signer.is_valid(row, target.token):
-                raise not_found()
-        elif not is_token(row, target.token):
+    def opens(self, row: PortRow, token: str) -> bool:
+        """Tell whether a token alone grants access to a port."""
+        if len(token) == SIGNED_LENGTH:
+            return self._signer.is_valid(row, token)
+        return not row.private and is_token(row, token)
+
+    def knows(self, row: PortRow, token: str) -> bool:
+        """Tell whether a token is one of a port; a private one may need a key besides."""
+        return self.opens(row, token) or is_token(row, token)
+
+    def _check_other(self, row: PortRow, tokens: tuple[str, ...], authorization: str) -> str:
+        """Return the id of the key that grants access, as no token does. Raises `Refusal`."""
+        if row.private and (key := self._key(row, authorization)) is not None:
+            return key
+        if tokens and not any(is_token(row, token) for token in tokens):
             raise not_found()
-        elif row.private:
-            header = authorization.encode("latin-1") if authorization else None
-            try:
-                self._keys.holder(header).check_sandbox(row.sandbox_id)
-            except SmokeboxError as error:
-                raise Refusal(
-                    401,
-                    Unauthorized(
-                        "this preview is private: it needs an API key of this server.",
-                        hint="Open a URL that expires, made with get_preview_url(expires_in=...), "
-                        "or send the header Authorization: Bearer <key>.",
-                        reason="missing" if header is None else "unknown",
-                    ),
-                ) from error
+        raise _private(authorization) if row.private else _token_missing()
+
+    def _key(self, row: PortRow, authorization: str) -> str | None:
+        try:
+            principal = self._keys.holder(authorization.encode("latin-1"))
+            principal.check_sandbox(row.sandbox_id)
+        except SmokeboxError:
+            return None
+        return principal.id
 
 
 class TokenSigner:
     """Signs tokens that expire, with a secret in the state directory. It stores no token.
 
-    A signed token depends on the token of the port, so unexposing the port revokes it.
+    A signed token depends on the slug and the token of the port, so unexposing it revokes them.
     """
 
     def __init__(self, home: str) -> None:
@@ -128,7 +148,7 @@ class TokenSigner:
     def _mac(self, row: PortRow, expiry: str) -> str:
         if self._secret is None:
             self._secret = _read_or_create(self._path)
-        message = f"{row.sandbox_id}/{row.port}/{row.token}/{expiry}"
+        message = f"{row.sandbox_id}/{row.port}/{row.slug}/{row.token}/{expiry}"
         digest = hmac.digest(self._secret, message.encode(), sha256)
         return base64.b32encode(digest)[:_MAC_LENGTH].decode().lower()
 
@@ -141,6 +161,30 @@ def not_found() -> Refusal:
             "no port is exposed under this name.",
             hint="The port is no longer exposed, or the URL is incomplete or has expired.",
             kind="preview",
+        ),
+    )
+
+
+def _private(authorization: str) -> Refusal:
+    return Refusal(
+        401,
+        Unauthorized(
+            "this preview is private: it needs an API key of this server.",
+            hint="Open a URL that expires, made with get_preview_url(expires_in=...), "
+            "or send the header Authorization: Bearer <key>.",
+            reason="unknown" if authorization else "missing",
+        ),
+    )
+
+
+def _token_missing() -> Refusal:
+    return Refusal(
+        401,
+        Unauthorized(
+            "this preview needs its token, which the address of an open page does not have.",
+            hint="Open the URL that expose_port() or get_preview_url() returned, with ?token=..., "
+            "or send its token in the header X-Smokebox-Token.",
+            reason="missing",
         ),
     )
 

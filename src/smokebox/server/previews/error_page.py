@@ -34,11 +34,12 @@ p {{ color: #666 }}
 </html>
 """
 _TITLES = {
-    401: "This preview is private",
+    401: "This preview needs a token or a key",
     404: "Preview not found",
     410: "This preview has ended",
     502: "Nothing responds yet",
     503: "The server is restarting",
+    504: "No response in time",
 }
 _RETRIED = (502, 503)
 
@@ -64,6 +65,7 @@ def render(refusal: Refusal, *, for_browser: bool, head_only: bool, keep_alive: 
         ("content-type", media_type),
         ("content-length", str(len(body))),
         ("cache-control", "no-store"),
+        ("referrer-policy", "no-referrer"),
         ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),
     ]
     if status in _RETRIED:

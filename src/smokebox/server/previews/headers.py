@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.foundation.http1.head import HOP_BY_HOP
+from smokebox.wire.preview import TOKEN_HEADER
 
 if TYPE_CHECKING:
     from smokebox.foundation.http1.head import Fields, RequestHead
@@ -29,11 +30,14 @@ _FORWARDED = frozenset(
     )
 )
 # Many servers treat an underscore as a hyphen.
-_DROPPED = _FORWARDED | HOP_BY_HOP
+_DROPPED = _FORWARDED | HOP_BY_HOP | {TOKEN_HEADER}
 # Applies to a whole origin, which previews in the path form share.
 _ORIGIN_WIDE = frozenset(("service-worker-allowed", "clear-site-data", "strict-transport-security"))
 _API_KEY = re.compile(r"bearer\s+sbx_", re.IGNORECASE)
 _OWN_COOKIE = "smokebox"
+_OWN_COOKIES = (_OWN_COOKIE, f"__Host-{_OWN_COOKIE}")
+# Of these policies, the pages of an app may choose one. Others tell its address to other sites.
+_PRIVATE_REFERRER = ("no-referrer", "same-origin")
 # In the path form a page shares the origin of the API, so it gets an opaque origin.
 _OPAQUE_ORIGIN = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
 
@@ -75,17 +79,30 @@ def request_fields(head: RequestHead, forwarded: ForwardedFor) -> Fields:
     return fields
 
 
-def response_fields(fields: Fields, forwarded: ForwardedFor) -> Fields:
-    """Return the headers of an app's response as the client gets them, without the framing."""
+def response_fields(
+    fields: Fields, forwarded: ForwardedFor, *, token_in_url: bool = False
+) -> Fields:
+    """Return the headers of an app's response as the client gets them, without the framing.
+
+    Args:
+        token_in_url: The URL of the request has the token, which no Referer may tell.
+    """
     prefix = forwarded.prefix
     kept: Fields = []
     has_origin = False
+    # Not "no-referrer": a form would be sent with `Origin: null`, which many apps refuse.
+    referrer = "same-origin"
     for field in fields:
         name, value = field[0].lower(), field[1]
         if name == "set-cookie":
             value = _confined_cookie(value, prefix)
             if not value:
                 continue
+        elif name == "referrer-policy":
+            # A browser follows the last policy in it that it knows.
+            chosen = value.rpartition(",")[2].strip().lower()
+            referrer = chosen if chosen in _PRIVATE_REFERRER else "same-origin"
+            continue
         elif name == "alt-svc":
             # It would lead the client past this proxy.
             continue
@@ -96,6 +113,9 @@ def response_fields(fields: Fields, forwarded: ForwardedFor) -> Fields:
             if name in ("location", "content-location"):
                 value = _prefixed(value, forwarded)
         kept.append((name, value))
+    if prefix or token_in_url:
+        referrer = "no-referrer"
+    kept.append(("referrer-policy", referrer))
     if prefix:
         kept.append(("content-security-policy", _OPAQUE_ORIGIN))
         if not has_origin:
@@ -123,13 +143,13 @@ def _without_own_cookies(value: str) -> str:
     if _OWN_COOKIE not in value:
         return value
     pairs = (pair.strip() for pair in value.split(";"))
-    return "; ".join(pair for pair in pairs if not pair.startswith(_OWN_COOKIE))
+    return "; ".join(pair for pair in pairs if not pair.startswith(_OWN_COOKIES))
 
 
 def _confined_cookie(value: str, prefix: str) -> str:
     """Confine a cookie to the preview's host and path; empty for one named as the server's own."""
     first, *attributes = value.split(";")
-    if first.lstrip().startswith(_OWN_COOKIE):
+    if first.lstrip("= \t").startswith(_OWN_COOKIES):
         return ""
     dropped = ("domain", "path") if prefix else ("domain",)
     kept = [one for one in attributes if not one.strip().lower().startswith(dropped)]

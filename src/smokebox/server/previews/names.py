@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 from smokebox.errors import InvalidOption
 from smokebox.foundation.http1.head import MAX_HEAD
 from smokebox.server.settings import LOOPBACK
-from smokebox.wire.preview import LONGEST_LABEL, PATH, PreviewTarget, parse_label, parse_path
+from smokebox.wire.preview import (
+    LONGEST_LABEL,
+    PATH,
+    TOKEN_PARAMETER,
+    PreviewTarget,
+    parse_label,
+    parse_path,
+)
 
 if TYPE_CHECKING:
     from smokebox.server.settings import ServerSettings
@@ -52,9 +59,13 @@ class PreviewNames:
                 return parse_label(name.removesuffix(suffix))
         return parse_path(path)
 
-    def request_kind(self, data: bytes) -> RequestKind:
-        """Classify the first bytes of a request; "partial" until its whole head is there."""
-        end = data.find(b"\r\n\r\n")
+    def request_kind(self, data: bytes | bytearray, scanned: int = 0) -> RequestKind:
+        """Classify the first bytes of a request; "partial" until its whole head is there.
+
+        Args:
+            scanned: How many bytes of them were partial.
+        """
+        end = data.find(b"\r\n\r\n", max(0, scanned - 3))
         if end < 0:
             return "partial" if len(data) < MAX_HEAD else "other"
         start = data.find(b" ", 0, end) + 1
@@ -76,11 +87,11 @@ class PreviewNames:
         """
         if self._base is not None:
             scheme, _, rest = self._base.partition("://")
-            return f"{scheme}://{_label(target)}.{rest}/"
+            return f"{scheme}://{_label(target)}.{rest}/{_query(target)}"
         host = self._settings.host
         if requested_host is None or host_name(requested_host) in LOOPBACK:
             if host is None or host in LOOPBACK or host in _ALL_ADDRESSES:
-                return f"http://{_label(target)}.localhost:{port}/"
+                return f"http://{_label(target)}.localhost:{port}/{_query(target)}"
             requested_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return f"http://{requested_host}{target.path}"
 
@@ -92,13 +103,19 @@ def host_name(host: str) -> str:
     return name.removesuffix(".")
 
 
+def _query(target: PreviewTarget) -> str:
+    return f"?{TOKEN_PARAMETER}={target.token}"
+
+
 def _label(target: PreviewTarget) -> str:
+    # A port that an earlier version exposed with a short token may have too long a name.
     if len(target.label) > LONGEST_LABEL:
         raise InvalidOption(
             f"the preview host name {target.label} has {len(target.label)} characters, and DNS "
             f"allows {LONGEST_LABEL}.",
-            hint="Use a sandbox with a shorter id, or a URL that does not expire.",
-            option="expires_in",
+            hint="Use a sandbox with a shorter id.",
+            option="port",
+            value=target.port,
         )
     return target.label
 

@@ -8,16 +8,18 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from smokebox.foundation.http1.connection import Connection
 from smokebox.foundation.http1.pool import ConnectionPool
+from smokebox.server.connections import CountedConnection, refusal
 from smokebox.server.previews.access import PreviewAccess, TokenSigner
 from smokebox.server.previews.names import PreviewNames
 from smokebox.server.previews.proxy import PreviewProxy
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
+    from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain
     from smokebox.server.metrics import Metrics
+    from smokebox.server.running import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.tenancy.keys import Keys
 
@@ -34,14 +36,26 @@ class Previews:
     """State of all previews. `port` is their TCP port, once there is one."""
 
     def __init__(
-        self, *, host: Host, settings: ServerSettings, keys: Keys, drain: Drain, metrics: Metrics
+        self,
+        *,
+        host: Host,
+        settings: ServerSettings,
+        keys: Keys,
+        drain: Drain,
+        metrics: Metrics,
+        connections: ConnectionLimits,
+        running: RunningRequests,
     ) -> None:
         self.names = PreviewNames(settings)
         self.signer = TokenSigner(settings.home)
         self.access = PreviewAccess(host, keys, self.signer)
         self.keys = keys
         self.drain = drain
-        self.pool = ConnectionPool(max_idle=_MAX_IDLE, check=False)
+        self.connections = connections
+        self.running = running
+        self.head_seconds = settings.head_timeout
+        self.timeout = settings.preview_timeout
+        self.pool = ConnectionPool(max_idle=_MAX_IDLE)
         self.proxies: set[PreviewProxy] = set()
         self.port: int | None = None
         self.count = metrics.previewed
@@ -116,22 +130,28 @@ class Previews:
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         self._idle_check = loop.call_later(_IDLE_CHECK_SECONDS, self._close_idle)
-        oldest = loop.time() - _IDLE_SECONDS
+        now = loop.time()
         for proxy in list(self.proxies):
-            if proxy.idle_since is not None and proxy.idle_since < oldest:
+            longest = _IDLE_SECONDS if proxy.has_responded else self.head_seconds
+            if proxy.idle_since is not None and now - proxy.idle_since > longest:
                 proxy.close()
 
 
-class _PreviewConnection(Connection):
+class _PreviewConnection(CountedConnection):
     """A connection to the listener of previews, which no other requests reach."""
 
     def __init__(self, previews: Previews) -> None:
-        super().__init__(timeout=None)
+        super().__init__(previews.connections)
         self._previews = previews
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        PreviewProxy(self._previews, self)
+        error = self._previews.connections.add(transport)
+        if error is None:
+            PreviewProxy(self._previews, self)
+        else:
+            self.write(refusal(error))
+            self.close()
 
 
 def _bind(port_file: str) -> socket.socket:

@@ -9,7 +9,14 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.errors import InvalidOption, SandboxGone, ServiceUnavailable, SmokeboxError
+from smokebox.errors import (
+    DeadlineExceeded,
+    InvalidOption,
+    LimitReached,
+    SandboxGone,
+    ServiceUnavailable,
+    SmokeboxError,
+)
 from smokebox.foundation.http1.body import BodyReader, BodyWriter, relay_body
 from smokebox.foundation.http1.client import ClientRequest, ClientResponse, RequestBodyFailed, send
 from smokebox.foundation.http1.connection import (
@@ -27,6 +34,13 @@ from smokebox.foundation.http1.head import (
     write_response,
 )
 from smokebox.server.previews.access import Route, not_found
+from smokebox.server.previews.credentials import (
+    Credentials,
+    is_navigation,
+    redirect,
+    tokens_in,
+    without_tokens,
+)
 from smokebox.server.previews.error_page import Refusal, render
 from smokebox.server.previews.headers import ForwardedFor, request_fields, response_fields
 
@@ -46,6 +60,9 @@ _REQUEST_LINE = re.compile(rb"(GET|HEAD) (/[!-~]*) HTTP/1\.1\r\n")
 _MAX_REMEMBERED = 8
 # A client reads a response that comes early only after it has sent the body.
 _DISCARD_SECONDS = 30.0
+# From the first byte of a response's head to its last.
+_HEAD_SECONDS = 30.0
+_FORWARDED = "x-forwarded-for"
 
 
 @dataclass(slots=True)
@@ -61,6 +78,8 @@ class _Request:
     target: PreviewTarget | None
     forwarded: ForwardedFor
     fields: bytes
+    credentials: Credentials
+    token_in_url: bool = False
 
 
 class PreviewProxy:
@@ -75,6 +94,7 @@ class PreviewProxy:
         self, previews: Previews, connection: Connection, hand_over: HandOver | None = None
     ) -> None:
         self.idle_since: float | None = None
+        self.has_responded = False
         self._previews = previews
         self._connection = connection
         self._hand_over = hand_over
@@ -88,6 +108,7 @@ class PreviewProxy:
         self._is_local = sock is not None and sock.family == socket.AF_UNIX
         peer = connection.transport.get_extra_info("peername")
         self._client = peer[0] if isinstance(peer, tuple) else "127.0.0.1"
+        self._by_proxy = not self._is_local and previews.connections.is_trusted(self._client)
         previews.proxies.add(self)
         self.task = self._loop.create_task(self._run())
 
@@ -97,7 +118,7 @@ class PreviewProxy:
         return self.idle_since is None and not self._relaying_websocket
 
     def cut(self) -> None:
-        """Reset the connection: the port is not exposed any more, or the server stops."""
+        """Reset the connection: the port or its key is gone, or the server stops."""
         self._connection.abort()
         self.task.cancel()
 
@@ -126,7 +147,7 @@ class PreviewProxy:
         connection, previews = self._connection, self._previews
         self.idle_since = self._loop.time()
         try:
-            raw = await connection.read_head()
+            raw = await connection.read_head(seconds=previews.head_seconds)
             if raw is None:
                 connection.close()
                 return False
@@ -136,17 +157,21 @@ class PreviewProxy:
                     self._hand_over(connection.transport, raw + connection.take())
                     return False
                 request = self._parse(raw)
+        except TimeoutError:
+            connection.close()
+            return False
         except MalformedMessage as error:
             self._refuse(_malformed(error))
             connection.close()
             return False
         self.idle_since, self._head_sent = None, False
+        self.has_responded = True
         head = request.head
         body = None
         if head.framing:
             body = BodyReader(connection, head.framing, expects_continue=head.expects_continue)
         connection.on_lost = self.task.cancel
-        keep_alive = await self._serve(request, body)
+        keep_alive = await self._serve_counted(request, body)
         connection.on_lost = None
         if keep_alive and (body is None or body.done) and not previews.draining:
             return True
@@ -154,6 +179,17 @@ class PreviewProxy:
             await body.discard(seconds=_DISCARD_SECONDS)
         connection.close()
         return False
+
+    async def _serve_counted(self, request: _Request, body: BodyReader | None) -> bool:
+        """Count the request of a client behind a trusted proxy while it is served."""
+        if not self._by_proxy:
+            return await self._serve(request, body)
+        try:
+            with self._previews.connections.request(request.forwarded.client):
+                return await self._serve(request, body)
+        except LimitReached as error:
+            self._refuse(Refusal(429, error), request)
+            return False
 
     async def _serve(self, request: _Request, body: BodyReader | None) -> bool:
         """Send one request to the app, and its response to the client."""
@@ -166,20 +202,47 @@ class PreviewProxy:
             if self._sandbox is None or self._sandbox[0] != target:
                 self._sandbox = (target, previews.access.sandbox(target))
             sandbox = self._sandbox[1]
-            route = await previews.access.route(sandbox, target, head.get("authorization"))
+            route = await previews.access.route(sandbox, target, request.credentials, request.path)
+            token = self._take_token(route, request)
+            if token is not None and is_navigation(head):
+                keep_alive = head.keep_alive and (body is None or body.done)
+                previews.count(303)
+                self._connection.write(
+                    redirect(
+                        request.path,
+                        token,
+                        head,
+                        https=request.forwarded.proto == "https",
+                        keep_alive=keep_alive,
+                    )
+                )
+                return keep_alive
             route.ports.add_stream(route.port, self)
+            if route.key is not None:
+                previews.running.add(route.key, self)
             try:
                 return await self._forward(route, request, body)
             finally:
                 route.ports.remove_stream(route.port, self)
+                if route.key is not None:
+                    previews.running.remove(route.key, self)
         except Refusal as refusal:
             keep_alive = head.keep_alive and (body is None or body.done)
             self._refuse(refusal, request, keep_alive=keep_alive)
             return keep_alive
 
+    def _take_token(self, route: Route, request: _Request) -> str | None:
+        """Remove the tokens of a port from the path, and return one that grants access to it."""
+        if request.forwarded.prefix or not (tokens := tokens_in(request.path)):
+            return None
+        access, row = self._previews.access, route.row
+        path = without_tokens(request.path, lambda token: access.knows(row, token))
+        request.token_in_url, request.path = path != request.path, path
+        return next((token for token in tokens if access.opens(row, token)), None)
+
     async def _forward(self, route: Route, request: _Request, body: BodyReader | None) -> bool:
         head, run = request.head, route.run
-        prefix = request.forwarded.prefix
+        prefix, timeout = request.forwarded.prefix, self._previews.timeout
         path = request.path[len(prefix) - 1 :] if prefix else request.path
         outgoing = ClientRequest(
             method=request.method,
@@ -187,13 +250,14 @@ class PreviewProxy:
             body=body or b"",
             framing=head.framing,
             upgrade=bool(head.upgrade),
+            head_seconds=min(_HEAD_SECONDS, timeout),
         )
         response = None
         try:
             response = await send(
                 self._previews.pool,
                 (run.id, run.generation, route.port),
-                lambda: _connect(route),
+                lambda: _connect(route, timeout),
                 outgoing,
                 reuse=request.method in _SAFE and body is None and not head.upgrade,
             )
@@ -214,7 +278,9 @@ class PreviewProxy:
         except (OSError, MalformedMessage) as error:
             if self._head_sent:
                 raise ConnectionLost(str(error)) from error
-            raise _no_response(route.port) from error
+            if isinstance(error, TimeoutError):
+                raise _timed_out(route.port, timeout) from error
+            raise _no_response(route.port, error) from error
         finally:
             if response is not None:
                 await response.aclose()
@@ -229,7 +295,9 @@ class PreviewProxy:
             keep_alive=head.keep_alive,
             http11=head.http11,
         )
-        fields = response_fields(response.fields, request.forwarded)
+        fields = response_fields(
+            response.fields, request.forwarded, token_in_url=request.token_in_url
+        )
         raw = write_response(response.status, response.reason, fields + framing.fields)
         self._head_sent = True
         writer = BodyWriter(self._connection, raw, chunked=framing.chunked)
@@ -245,6 +313,8 @@ class PreviewProxy:
         self._head_sent = self._relaying_websocket = True
         client.write(write_response(101, response.reason, fields))
         client.enable_keepalive()
+        # The frames of a WebSocket may be hours apart.
+        app.timeout = None
         await relay_both(relay_bytes(client, app), relay_bytes(app, client))
 
     def _remembered_request(self, raw: bytes) -> _Request | None:
@@ -253,7 +323,15 @@ class PreviewProxy:
         if line is None or (known := self._remembered.get(raw[line.end() :])) is None:
             return None
         method, path = line[1].decode(), line[2].decode()
-        return _Request(method, path, known.head, known.target, known.forwarded, known.fields)
+        return _Request(
+            method,
+            path,
+            known.head,
+            known.target,
+            known.forwarded,
+            known.fields,
+            known.credentials,
+        )
 
     def _parse(self, raw: bytes) -> _Request:
         """Parse a request. Raises `MalformedMessage`."""
@@ -270,7 +348,8 @@ class PreviewProxy:
         is_forwarded = bool(head.get("x-forwarded-host"))
         forwarded = self._forwarded_for(head, prefix, is_forwarded)
         fields = write_fields(request_fields(head, forwarded))
-        request = _Request(head.method, head.target, head, target, forwarded, fields)
+        credentials = Credentials.of(head)
+        request = _Request(head.method, head.target, head, target, forwarded, fields, credentials)
         line = _REQUEST_LINE.match(raw)
         plain = head.keep_alive and not (head.framing or head.upgrade or head.expects_continue)
         usual = plain and not (prefix or is_forwarded)
@@ -282,7 +361,12 @@ class PreviewProxy:
         """Describe the client; a trusted reverse proxy in front may describe it instead."""
         client, host = self._client, head.host
         proto = self._previews.names.proto_of(host)
-        if is_forwarded and self._is_trusted(head):
+        if self._by_proxy:
+            # Not X-Forwarded-Host: proxies pass on a client's own.
+            forwarded = ",".join(value for name, value in head.fields if name.lower() == _FORWARDED)
+            client = self._previews.connections.client_of(client, forwarded)
+            proto = head.get("x-forwarded-proto") or proto
+        elif is_forwarded and self._is_trusted(head):
             host = head.get("x-forwarded-host")
             client = head.get("x-forwarded-for") or client
             proto = head.get("x-forwarded-proto") or proto
@@ -312,10 +396,10 @@ class PreviewProxy:
         )
 
 
-async def _connect(route: Route) -> Connection:
+async def _connect(route: Route, timeout: float) -> Connection:
     sock = await route.ports.dial(route.run, route.port)
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Connection(timeout=None), sock=sock)
+    _, connection = await loop.create_connection(lambda: Connection(timeout=timeout), sock=sock)
     return connection
 
 
@@ -330,11 +414,26 @@ def _malformed(error: MalformedMessage) -> Refusal:
     )
 
 
-def _no_response(port: int) -> Refusal:
+def _timed_out(port: int, seconds: float) -> Refusal:
+    return Refusal(
+        504,
+        DeadlineExceeded(
+            f"the program on port {port} sent no response within {seconds:g} s.",
+            hint="Read its log; `smokebox serve --preview-timeout` sets the longest silence.",
+            operation="preview",
+            timeout=seconds,
+        ),
+    )
+
+
+def _no_response(port: int, error: Exception) -> Refusal:
+    problem = "closed the connection without a response"
+    if isinstance(error, MalformedMessage):
+        problem = f"sent no valid response: {error.reason}"
     return Refusal(
         502,
         ServiceUnavailable(
-            f"the program on port {port} closed the connection without a response.",
+            f"the program on port {port} {problem}.",
             hint="Check that it speaks HTTP, and read its log.",
             service="port",
             port=port,

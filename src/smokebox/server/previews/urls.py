@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 async def exposed_port(call: ApiCall, grant: PortGrant) -> ExposedPort:
     """Return an exposed port with its URL."""
-    target = PreviewTarget(grant.port, call.sandbox.id, grant.token)
+    target = PreviewTarget(grant.port, call.sandbox.id, slug=grant.slug, token=grant.token)
     return ExposedPort(
         port=grant.port,
         url=await _url(call, target),
+        label=target.label,
         token=grant.token,
         name=grant.name,
         private=grant.private,
@@ -38,7 +39,7 @@ async def preview_url(call: ApiCall, port: int, *, expires_at: int | None = None
         )
     signer = call.state.previews.signer
     token = row.token if expires_at is None else signer.sign(row, expires_at)
-    return await _url(call, PreviewTarget(port, call.sandbox.id, token))
+    return await _url(call, PreviewTarget(port, call.sandbox.id, slug=row.slug, token=token))
 
 
 async def _url(call: ApiCall, target: PreviewTarget) -> str:

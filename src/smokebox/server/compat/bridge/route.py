@@ -149,5 +149,5 @@ def _decode_body(kind: type[T], data: bytes) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise BridgeError(400, f"Invalid body: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BridgeError(400, "Invalid JSON body") from error

@@ -161,7 +161,7 @@ async def create_tunnel(call: ApiCall, body: TunnelBody) -> TunnelInfo:
     exposed = await call.sandbox.ports.expose(_port(call), name=body.name)
     url = (await urls.exposed_port(call, exposed)).url
     return TunnelInfo(
-        id=f"{exposed.port}-{exposed.token}",
+        id=f"{exposed.port}-{exposed.slug}",
         port=exposed.port,
         url=url,
         hostname=urlsplit(url).hostname or "",
