@@ -17,6 +17,7 @@ ENDLESS = {
     "interim": (b"", b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n" * 1024),
     "trailers": (CHUNKED + b"0\r\n", b"x: y\r\n" * 4096),
     "extensions": (CHUNKED, (b"1;" + b"a" * 4000 + b"\r\nx\r\n") * 16),
+    "tiny-chunks": (CHUNKED, b"1\r\nx\r\n" * 8192),
     "chunk-size": (CHUNKED, b"0" * 65536),
 }
 # The same, a byte at a time.

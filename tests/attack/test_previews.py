@@ -113,6 +113,19 @@ async def test_second_response_to_one_request_is_never_that_of_another(
     assert await victim.get("next") == (200, b"next on 2")
 
 
+async def test_endless_tiny_chunks_leave_turns_to_others(victim: Victim) -> None:
+    """They are valid: the client that requests them gets them until it leaves."""
+    async with asyncio.timeout(15):
+        attacks = [asyncio.ensure_future(victim.get("tiny-chunks")) for _ in range(ATTACKS)]
+        for _ in range(10):
+            assert await victim.health() == 200
+            await asyncio.sleep(0.05)
+        assert not any(attack.done() for attack in attacks)
+        for attack in attacks:
+            attack.cancel()
+        await asyncio.gather(*attacks, return_exceptions=True)
+
+
 async def test_connection_without_extra_bytes_is_used_again(victim: Victim) -> None:
     for _ in range(3):
         assert await victim.get("next") == (200, b"next on 1")
