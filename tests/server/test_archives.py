@@ -62,6 +62,23 @@ async def _unpack(sandbox: SandboxClient, path: str, data: bytes, **query: Any) 
     return await sandbox.request("PUT", "archive", params={"path": path, **query}, data=data)
 
 
+async def test_upload_that_would_pass_the_disk_limit_is_refused(
+    http: aiohttp.ClientSession, sandbox: SandboxClient
+) -> None:
+    limits = {"limits": {"disk": 8 * MIB}}
+    async with http.put(f"/api/sandboxes/{sandbox.id}", json=limits) as response:
+        assert response.status == 200
+    bomb = tar_of({f"f{number}": bytes(MIB) for number in range(30)}, "w:gz")
+    assert len(bomb) < MIB
+    refused = await _unpack(sandbox, "into", bomb)
+    assert (refused.status, refused.json["error"]["code"]) == (429, "limit_reached")
+    assert "limit of 8388608" in refused.json["error"]["message"]
+    whole = await sandbox.request("PUT", "files", params={"path": "f"}, data=bytes(9 * MIB))
+    assert (whole.status, whole.json["error"]["code"]) == (429, "limit_reached")
+    missing = await sandbox.request("GET", "files", params={"path": "f"})
+    assert missing.status == 404
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 async def test_uploaded_archive_downloads_unchanged(sandbox: SandboxClient, mode: str) -> None:
     files = {"a": b"1", "d/b": os.urandom(3 * MIB), "d/e/é": b"", "x" * 200: b"long"}

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from smokebox.engine.disk_ledger import DiskLedger
 from smokebox.engine.files.deep_walk import DeepWalk
 from smokebox.engine.files.descriptors import LIST
 
@@ -148,6 +149,7 @@ class _WatchedSandbox:
         self.directory = directory
         self.limit = limit
         self.pids = pids
+        self.ledger = DiskLedger()
         self.usage: TreeUsage | None = None
         self.previous: TreeUsage | None = None
         self.reported = False
@@ -172,7 +174,8 @@ class _WatchedSandbox:
             deleted = measure_deleted(self.pids(), stop)
         return TreeUsage(bytes=tree.bytes + deleted, inodes=tree.inodes, complete=tree.complete)
 
-    def update(self, usage: TreeUsage, changed: int) -> None:
+    def update(self, usage: TreeUsage, changed: int, mark: int = 0) -> None:
+        self.ledger.end_measurement(usage.bytes, mark)
         self.previous, self.usage = self.usage, usage
         self.measured_at = time.monotonic()
         self.changed = changed
@@ -237,6 +240,8 @@ class DiskWatch:
             sandbox.update(TreeUsage(), self._changed)
         elif known := self._sandboxes.get(key):
             sandbox.previous, sandbox.usage = known.previous, known.usage
+            sandbox.ledger = known.ledger
+        sandbox.ledger.limit = limit
         self._sandboxes[key] = sandbox
 
     def forget(self, key: str) -> None:
@@ -247,6 +252,21 @@ class DiskWatch:
         """Return the last measured size in bytes, or None."""
         sandbox = self._sandboxes.get(key)
         return sandbox.usage.bytes if sandbox and sandbox.usage else None
+
+    def ledger(self, key: str) -> DiskLedger:
+        """Return the bookkeeping of a sandbox; one without a limit if it is not watched."""
+        sandbox = self._sandboxes.get(key)
+        return sandbox.ledger if sandbox else DiskLedger()
+
+    async def measure(self, key: str, *, only_if_due: bool = False) -> None:
+        """Measure a sandbox at once, if it is watched, and with `only_if_due` if it is due."""
+        sandbox = self._sandboxes.get(key)
+        if sandbox is None:
+            return
+        self._scarce_resource()
+        if not only_if_due or sandbox.due(self._changed, self._max_age):
+            # Not in the thread of the checks: others may be in line there.
+            await self._measure(sandbox, executor=None)
 
     async def run(self) -> None:
         """Check at intervals until cancelled, then close."""
@@ -272,7 +292,7 @@ class DiskWatch:
         ]
         # Slow ones last, so that they delay no others.
         for sandbox in sorted(due, key=lambda sandbox: sandbox.time_limit):
-            await self._measure(sandbox)
+            await self._measure(sandbox, self._thread)
         if scarce:
             growing = max(due, key=lambda sandbox: sandbox.growth(scarce), default=None)
             if growing and growing.usage and growing.growth(scarce) > 0:
@@ -292,12 +312,12 @@ class DiskWatch:
             return "bytes"
         return "inodes" if space.f_favail < space.f_files * RESERVE_SHARE else None
 
-    async def _measure(self, sandbox: _WatchedSandbox) -> None:
-        changed = self._changed
+    async def _measure(self, sandbox: _WatchedSandbox, executor: ThreadPoolExecutor | None) -> None:
+        changed, mark = self._changed, sandbox.ledger.begin_measurement()
         pace = _Pace(self._closed, sandbox.time_limit)
         loop = asyncio.get_running_loop()
-        usage = await loop.run_in_executor(self._thread, sandbox.measure, pace.stop)
-        sandbox.update(usage, changed)
+        usage = await loop.run_in_executor(executor, sandbox.measure, pace.stop)
+        sandbox.update(usage, changed, mark)
         if self._sandboxes.get(sandbox.key) is not sandbox:
             return
         over = sandbox.limit is not None and usage.bytes > sandbox.limit

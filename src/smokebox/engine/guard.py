@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import DiskWatch
+from smokebox.engine.disk_ledger import DiskBudget
 from smokebox.engine.jail.cgroup import buffers_limit
 from smokebox.engine.jail.kernfs import network_buffers
-from smokebox.errors import SmokeboxError
+from smokebox.errors import LimitReached, SmokeboxError
 
 if TYPE_CHECKING:
     from smokebox.engine.lifecycle import Lifecycle
     from smokebox.engine.run import Run
 
 MEMORY_SECONDS = 0.5
+# Start of the reason why a run ended that exceeded its disk limit.
+OVER_DISK = "its files take"
 
 
 class ResourceGuard:
@@ -25,6 +29,8 @@ class ResourceGuard:
         self._disk = DiskWatch(sandboxes, over=self._over, low=self._low)
         self._lifecycles: dict[str, Lifecycle] = {}
         self._runs: dict[str, Run] = {}
+        # Reasons of sandboxes that run no programs until they are below their disk limit again.
+        self._full: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -32,9 +38,15 @@ class ResourceGuard:
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
-    def watch(self, lifecycle: Lifecycle, run: Run) -> None:
-        """Watch a run. Call again when its limits change."""
+    def watch(self, lifecycle: Lifecycle, run: Run, *, stopped_for: str | None = None) -> None:
+        """Watch a run. Call again when its limits change.
+
+        `stopped_for` is the reason why the run before ended. After one for its disk use, the run
+        starts programs only once it is below its limit.
+        """
         key = run.jail.state.key
+        if stopped_for is not None and stopped_for.startswith(OVER_DISK):
+            self._full[key] = stopped_for
         self._lifecycles[key], self._runs[key] = lifecycle, run
         fresh = run.generation == 1 and self._disk.used(key) is None
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
@@ -48,6 +60,38 @@ class ResourceGuard:
         self._disk.forget(key)
         self._lifecycles.pop(key, None)
         self._runs.pop(key, None)
+        self._full.pop(key, None)
+
+    def budget(self, run: Run) -> DiskBudget:
+        """Return a budget for one write of the engine, which its caller closes."""
+        key = run.jail.state.key
+        return DiskBudget(
+            run.id, self._disk.ledger(key), functools.partial(self._disk.measure, key)
+        )
+
+    async def over_disk(self, run: Run) -> str | None:
+        """Return why the run before ended, if that was its disk use and it is still too high."""
+        key = run.jail.state.key
+        with contextlib.suppress(LimitReached):
+            await self.check_disk(key, run.id)
+        return self._full.get(key)
+
+    async def check_disk(self, key: str, id: str) -> None:
+        """Raise `LimitReached` for a sandbox that was stopped above its disk limit and still is."""
+        if key not in self._full:
+            return
+        await self._disk.measure(key)
+        ledger = self._disk.ledger(key)
+        if ledger.limit is None or ledger.used <= ledger.limit:
+            self._full.pop(key, None)
+            return
+        raise LimitReached(
+            f"sandbox {id} uses {ledger.used} bytes of disk, above its limit of {ledger.limit}, "
+            "so it starts no programs.",
+            hint="Remove files through the files API, for example with rm, or raise its limit: "
+            "limits={'disk': '16GB'}.",
+            limit="disk",
+        )
 
     async def aclose(self) -> None:
         """Stop the watches."""
@@ -58,9 +102,10 @@ class ResourceGuard:
 
     def _over(self, key: str, used: int) -> None:
         run = self._runs.get(key)
-        if run is not None and run.limits.disk is not None:
+        # One that is full already runs no programs, so that its owner can remove files.
+        if run is not None and run.limits.disk is not None and key not in self._full:
             limit = run.limits.disk
-            self._stop(key, f"its files take {used / 1e9:.2f} GB of disk, above {limit / 1e9:g} GB")
+            self._stop(key, f"{OVER_DISK} {used / 1e9:.2f} GB of disk, above {limit / 1e9:g} GB")
 
     def _low(self, key: str, used: int) -> None:
         self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")

@@ -224,8 +224,9 @@ class Lifecycle:
             if self._row is not None and self._row.status == "destroying":
                 await self._remove(self._row)
             if self._run is None:
+                stopped_for = self._row.stop_reason if self._row is not None else None
                 self._run = await self._start()
-                self._context.guard.watch(self, self._run)
+                self._context.guard.watch(self, self._run, stopped_for=stopped_for)
                 self._spawn(self._watch(self._run))
                 try:
                     await self._begin()
@@ -326,6 +327,8 @@ class Lifecycle:
         assert run is not None
         assert self._row is not None
         self._stop_idle_timer()
+        # For the next run, if this one ends before there is room.
+        reason = await self._context.guard.over_disk(run) or reason
         self._context.guard.forget(run)
         await run.jail.kill()
         run.spills.close()

@@ -53,6 +53,10 @@ STOPPED = "the engine was stopped"
 ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
 
 
+async def _allow_programs() -> None:
+    pass
+
+
 class CannotStart(Exception):
     """A program could not be started: a result for `exec`, with bash's exit codes."""
 
@@ -126,7 +130,8 @@ class Run:
     """A run of a sandbox, valid until the sandbox sleeps.
 
     `read` reads a file of the sandbox, `generation` counts its runs, and `spills` holds the
-    output of commands in files that they can read again.
+    output of commands in files that they can read again. `check_disk` raises while it may start
+    no programs.
     """
 
     id: str
@@ -141,6 +146,7 @@ class Run:
     limits: Limits
     spills: SpillFolder
     read: Callable[[str], Awaitable[bytes]]
+    check_disk: Callable[[], Awaitable[None]] = _allow_programs
 
     async def program(
         self,
@@ -151,7 +157,12 @@ class Run:
         user: str | None = None,
         limits: ProcessLimits | Mapping[str, object] | None = None,
     ) -> Program:
-        """Resolve a command: a string for bash, or a list of literal words."""
+        """Resolve a command: a string for bash, or a list of literal words.
+
+        Raises:
+            LimitReached: The sandbox was stopped above its disk limit, and still is.
+        """
+        await self.check_disk()
         words, env = check_command(command), check_env(env)
         account = await self._find_user(user)
         directory = resolve(cwd, self.cwd) if cwd is not None else self.cwd

@@ -47,10 +47,11 @@ from smokebox.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from smokebox.egress.address_guard import PrivateAccess
     from smokebox.engine.context import EngineContext
+    from smokebox.engine.disk_ledger import DiskBudget
     from smokebox.engine.jail.spec import Owner
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.processes.background_process import BackgroundProcess
@@ -322,7 +323,9 @@ class Sandbox:
 
     def _build_parts(self) -> None:
         lifecycle, context = self.lifecycle, self._context
-        self.files = Files(self._root, workers=context.workers, cwd=lambda: self.cwd)
+        self.files = Files(
+            self._root, workers=context.workers, cwd=lambda: self.cwd, budget=self._disk_budget
+        )
         self.processes = Processes(lifecycle, context.record)
         self.sessions = Sessions(lifecycle, context.record)
         self.contexts = Contexts(lifecycle, context.record)
@@ -375,6 +378,14 @@ class Sandbox:
     async def _root(self) -> tuple[int, Owner]:
         async with self.lifecycle.use() as run:
             return run.jail.root, run.jail.owner
+
+    @contextlib.asynccontextmanager
+    async def _disk_budget(self) -> AsyncIterator[DiskBudget]:
+        async with self.lifecycle.use() as run:
+            budget = self._context.guard.budget(run)
+        with contextlib.closing(budget):
+            await budget.prepare()
+            yield budget
 
     def _stream(
         self,

@@ -112,6 +112,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
         limits=row.limits,
         spills=SpillFolder(parent=f"{directory}/run/io", shown_parent=IO),
         read=lambda path: executor.run(RootedFiles.read, path),
+        check_disk=lambda: context.guard.check_disk(row.key, row.id),
     )
 
 

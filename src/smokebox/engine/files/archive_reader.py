@@ -58,10 +58,12 @@ def extract(
     *,
     keep_owner: bool = False,
     max_bytes: int | None = None,
+    take: Callable[[int], None] = lambda size: None,
 ) -> Generator[None, bytes, None]:
     """Extract the archive whose bytes are sent into a directory; an empty send ends it.
 
-    Members belong to root inside, or with `keep_owner` to the ids that they name.
+    Members belong to root inside, or with `keep_owner` to the ids that they name. `take` is called
+    with the size of each file before it is written, and raises if there is no room for it.
     """
     if keep_owner and files.owner.count == 1:
         raise Unsupported(
@@ -70,7 +72,7 @@ def extract(
             operation="keep_owner",
         )
     with path_errors(path), closing(files.open_directory(path, [])) as top:
-        reader = ArchiveReader(files, top, path, result, keep_owner, max_bytes)
+        reader = ArchiveReader(files, top, path, result, keep_owner, max_bytes, take=take)
         inflater = Inflater()
         ended = False
         data = b"-"
@@ -103,8 +105,10 @@ class ArchiveReader:
         max_bytes: int | None,
         *,
         exact: bool = False,
+        take: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._files = files
+        self._take = take
         self._top = top
         self._path = path
         self._result = result
@@ -199,6 +203,7 @@ class ArchiveReader:
                 hint="Raise max_bytes, or send less.",
                 limit="max_bytes",
             )
+        self._take(member.size)
         before = lstat(parent, name)
         if before is not None and stat_bits.S_ISDIR(before.st_mode):
             raise self._failed(PathIsDirectory, "a directory has its name")

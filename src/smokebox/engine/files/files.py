@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk_ledger import unlimited
 from smokebox.engine.files import operations
 from smokebox.engine.files.archive_reader import extract
 from smokebox.engine.files.archive_writer import pack
@@ -23,7 +24,9 @@ from smokebox.types import DiskUsage, Extracted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
+    from smokebox.engine.disk_ledger import DiskBudget
     from smokebox.engine.files.watches import WatchStream
     from smokebox.engine.jail.spec import Owner
     from smokebox.engine.workers import Workers
@@ -39,7 +42,8 @@ class Files(RunPart):
 
     `root` returns the descriptor and the owner of the sandbox's root, and wakes the sandbox if
     needed. `cwd` returns the absolute directory of relative paths, which is final only after the
-    first wake.
+    first wake. `budget` provides the room for one write below the disk limit: a write that would
+    pass it raises `LimitReached`, and does not begin.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class Files(RunPart):
         cwd: Callable[[], str] = lambda: "/workspace",
         max_read: int = MAX_READ,
         linger: float = LINGER_SECONDS,
+        budget: Callable[[], AbstractAsyncContextManager[DiskBudget]] = unlimited,
     ) -> None:
         self._root = root
+        self._budget = budget
         self._cwd = cwd
         self._cwd_known = False
         self._max_read = max_read
@@ -105,16 +111,20 @@ class Files(RunPart):
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Create or replace a file and its parent directories, atomically."""
         content = encode_option("data", data)
-        await self._executor.run(RootedFiles.write, await self._resolve(path), content)
+        absolute = await self._resolve(path)
+        async with self._budget() as budget:
+            await budget.reserve(len(content))
+            await self._executor.run(RootedFiles.write, absolute, content)
 
     async def write_stream(self, path: str, chunks: AsyncIterable[bytes]) -> int:
         """Like `write_file`, from a stream of any size. Returns the number of bytes."""
         generator = await self._executor.open(RootedFiles.write_chunks, await self._resolve(path))
         written = 0
-        async with generator:
+        async with generator, self._budget() as budget:
             await generator.next()
             async for chunk in chunks:
                 data = encode_option("chunks", chunk)
+                await budget.reserve(len(data))
                 await generator.send(data)
                 written += len(data)
             await generator.send(None)
@@ -123,7 +133,10 @@ class Files(RunPart):
     async def append_file(self, path: str, data: str | bytes) -> None:
         """Append to a file, creating it and its parents. Not atomic."""
         content = encode_option("data", data)
-        await self._executor.run(RootedFiles.append, await self._resolve(path), content)
+        absolute = await self._resolve(path)
+        async with self._budget() as budget:
+            await budget.reserve(len(content))
+            await self._executor.run(RootedFiles.append, absolute, content)
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """Return the metadata of `path`. Following a dangling symlink raises `PathNotFound`."""
@@ -170,7 +183,9 @@ class Files(RunPart):
     async def copy(self, source: str, target: str, *, recursive: bool = False) -> None:
         """Copy a file, or with `recursive` a directory, with modes; symlinks stay symlinks."""
         old, new = await self._resolve(source), await self._resolve(target)
-        await self._executor.run(operations.copy, old, new, recursive=recursive)
+        async with self._budget() as budget:
+            await budget.reserve((await self.disk_usage(old)).bytes)
+            await self._executor.run(operations.copy, old, new, recursive=recursive)
 
     async def symlink(self, target: str, path: str) -> None:
         """Create a symlink at `path`; `target` is stored as it is."""
@@ -241,14 +256,20 @@ class Files(RunPart):
         """
         absolute = await self._resolve(path)
         result = Extracted()
-        generator = await self._executor.open(
-            extract, absolute, result, keep_owner=keep_owner, max_bytes=max_bytes
-        )
-        async with generator:
-            await generator.next()
-            async for chunk in stream:
-                await generator.send(encode_option("stream", chunk))
-            await generator.send(b"")
+        async with self._budget() as budget:
+            generator = await self._executor.open(
+                extract,
+                absolute,
+                result,
+                keep_owner=keep_owner,
+                max_bytes=max_bytes,
+                take=budget.take_file,
+            )
+            async with generator:
+                await generator.next()
+                async for chunk in stream:
+                    await generator.send(encode_option("stream", chunk))
+                await generator.send(b"")
         return result
 
     async def download_tar(

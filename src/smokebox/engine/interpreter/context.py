@@ -143,8 +143,11 @@ class CodeContext:
                 timeout=START_SECONDS,
             ) from None
 
-    async def recover(self) -> None:
-        """Interrupt code that another engine started: its caller is gone."""
+    def recover(self) -> None:
+        """Interrupt code that another engine started: its caller is gone. The next code waits."""
+        self._interrupting = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
         self._reader.skip()
         with contextlib.suppress(SmokeboxError):
             await self.process.kill("SIGINT")

@@ -187,7 +187,7 @@ class Contexts(ProcessRegistry[CodeContext, ContextRow]):
         await super().adopt(run)
         for context in self._handles.values():
             if context.process.running:
-                self._spawn(context.recover())
+                context.recover()
 
     async def _stream(
         self,
