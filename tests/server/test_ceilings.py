@@ -27,12 +27,13 @@ PREFIX = "acme-"
 @contextlib.asynccontextmanager
 async def serve(tmp_path: Path, **ceilings: Any) -> AsyncIterator[RunningServer]:
     """Run a server with keys, and a default profile with these ceilings."""
+    (tmp_path / "debian" / "usr").mkdir(parents=True, exist_ok=True)
     settings = ServerSettings(
         home=str(tmp_path / "home"),
         host="127.0.0.1",
         keys=True,
         pool=0,
-        directories={"debian": "/"},
+        directories={"debian": str(tmp_path / "debian")},
         profiles={"default": parse_profile("test", "default", ceilings)},
     )
     async with run_server(settings) as server:
