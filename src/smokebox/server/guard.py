@@ -27,7 +27,7 @@ from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
 from smokebox.server.responses import event
-from smokebox.server.running import RunningRequest, revoked
+from smokebox.server.running_requests import RunningRequest, revoked
 from smokebox.server.tenancy.keys import take_authorization
 from smokebox.server.tenancy.peer import PEER
 from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL, current_principal

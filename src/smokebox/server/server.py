@@ -29,7 +29,7 @@ from smokebox.server.idempotency import IdempotencyStore
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
-from smokebox.server.running import RunningRequests
+from smokebox.server.running_requests import RunningRequests
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
 from smokebox.server.tenancy.keys import Keys

@@ -37,7 +37,7 @@ class ServerSettings:
         port: TCP port, 0 for any free one.
         keys: Require an API key for requests by TCP. None: only if `host` is not loopback.
             Without, a loopback address serves only this user and root, and any other address
-            serves everybody.
+            every client.
         hosts: Accepted names in the Host header besides those it listens on, `*` for any. A
             server that requires keys accepts any name unless this is set.
         origins: Web sites, as https://name, whose pages may send requests, `*` for any.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smokebox.server.idempotency import IdempotencyStore
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
-    from smokebox.server.running import RunningRequests
+    from smokebox.server.running_requests import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
     from smokebox.server.tenancy.keys import Keys

@@ -160,7 +160,7 @@ class KeyInfo(msgspec.Struct, kw_only=True):
 
 
 class QuotaUse(msgspec.Struct, kw_only=True):
-    """What a key uses of a quota. `ceiling` is null if there is none."""
+    """Use of a quota by a key. `ceiling` is null if there is none."""
 
     name: str
     used: float

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smokebox.engine.ports import Ports
     from smokebox.engine.record.rows import PortRow
     from smokebox.engine.run import Run
-    from smokebox.server.previews.credentials import Credentials
+    from smokebox.server.previews.credentials import PreviewCredentials
     from smokebox.server.tenancy.keys import Keys
     from smokebox.wire.preview import PreviewTarget
 
@@ -67,7 +67,7 @@ class PreviewAccess:
             raise not_found() from None
 
     async def route(
-        self, sandbox: Sandbox, target: PreviewTarget, credentials: Credentials, path: str
+        self, sandbox: Sandbox, target: PreviewTarget, credentials: PreviewCredentials, path: str
     ) -> Route:
         """Return where a request goes.
 

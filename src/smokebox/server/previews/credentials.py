@@ -26,14 +26,14 @@ _PARAMETER = f"{TOKEN_PARAMETER}="
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class PreviewCredentials:
     """The tokens in the headers of a request, and its Authorization header."""
 
     tokens: tuple[str, ...]
     authorization: str
 
     @classmethod
-    def of(cls, head: RequestHead) -> Credentials:
+    def of(cls, head: RequestHead) -> PreviewCredentials:
         """Return the credentials of a request."""
         tokens = []
         for name, value in head.fields:

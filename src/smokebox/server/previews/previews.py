@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain
     from smokebox.server.metrics import Metrics
-    from smokebox.server.running import RunningRequests
+    from smokebox.server.running_requests import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.tenancy.keys import Keys
 

@@ -35,7 +35,7 @@ from smokebox.foundation.http1.head import (
 )
 from smokebox.server.previews.access import Route, not_found
 from smokebox.server.previews.credentials import (
-    Credentials,
+    PreviewCredentials,
     is_navigation,
     redirect,
     tokens_in,
@@ -78,7 +78,7 @@ class _Request:
     target: PreviewTarget | None
     forwarded: ForwardedFor
     fields: bytes
-    credentials: Credentials
+    credentials: PreviewCredentials
     token_in_url: bool = False
 
 
@@ -348,7 +348,7 @@ class PreviewProxy:
         is_forwarded = bool(head.get("x-forwarded-host"))
         forwarded = self._forwarded_for(head, prefix, is_forwarded)
         fields = write_fields(request_fields(head, forwarded))
-        credentials = Credentials.of(head)
+        credentials = PreviewCredentials.of(head)
         request = _Request(head.method, head.target, head, target, forwarded, fields, credentials)
         line = _REQUEST_LINE.match(raw)
         plain = head.keep_alive and not (head.framing or head.upgrade or head.expects_continue)

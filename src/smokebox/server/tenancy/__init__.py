@@ -1,1 +1,1 @@
-"""Who may do what on a server: keys, profiles, ceilings, quotas and peers of local connections."""
+"""Rights on a server: keys, profiles, ceilings, quotas and peers of local connections."""

@@ -16,7 +16,7 @@ class Stoppable(Protocol):
 
 
 class RunningRequests:
-    """What runs with each key, so that revoking one ends it."""
+    """Running requests by key, so that revoking a key ends them."""
 
     def __init__(self) -> None:
         self._running: dict[str, set[Stoppable]] = {}
