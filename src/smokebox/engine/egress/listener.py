@@ -32,6 +32,7 @@ class Listener:
         self._serve = serve
         self._loop = asyncio.get_running_loop()
         self._serving: set[asyncio.Task[None]] = set()
+        self._unstarted: set[socket.socket] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop.add_reader(sock, self._accept)
@@ -51,6 +52,13 @@ class Listener:
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
+        # A task that is cancelled before its first step closes nothing.
+        while self._unstarted:
+            self._unstarted.pop().close()
+
+    async def _run(self, connection: socket.socket) -> None:
+        self._unstarted.discard(connection)
+        await self._serve(connection)
 
     def _accept(self) -> None:
         for _ in range(_BATCH):
@@ -69,7 +77,8 @@ class Listener:
                 self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
                 return
             connection.setblocking(False)
-            task = self._loop.create_task(self._serve(connection))
+            self._unstarted.add(connection)
+            task = self._loop.create_task(self._run(connection))
             self._serving.add(task)
             task.add_done_callback(self._on_done)
 
