@@ -69,15 +69,26 @@ def is_connection_lost(error: Exception) -> bool:
 
 
 class BufferedResponse(NamedTuple):
-    """A whole response.
-
-    `retry_after` is in seconds, and `version` that of the server; None without that header.
-    """
+    """A whole response. Its headers are parsed only where they matter: most responses are small."""
 
     status: int
     body: bytes
-    retry_after: float | None = None
-    version: str | None = None
+    fields: Fields
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which the server expects another attempt, if it says so."""
+        with contextlib.suppress(ValueError):
+            return max(0.0, float(self._header("retry-after") or ""))
+        return None
+
+    @property
+    def version(self) -> str | None:
+        """Version of the server; None if another program responded."""
+        return self._header(wire.VERSION)
+
+    def _header(self, name: str) -> str | None:
+        return next((value for key, value in self.fields if key.lower() == name), None)
 
 
 class StreamedResponse:
@@ -367,20 +378,7 @@ async def _read_all(response: ClientResponse) -> BufferedResponse:
     pieces = []
     while not response.done:
         pieces.append(await response.read())
-    body, fields = b"".join(pieces), response.fields
-    return BufferedResponse(
-        response.status, body, _retry_after(fields), _header(fields, wire.VERSION)
-    )
-
-
-def _retry_after(fields: Fields) -> float | None:
-    with contextlib.suppress(TypeError, ValueError):
-        return max(0.0, float(_header(fields, "retry-after")))  # type: ignore[arg-type]
-    return None
-
-
-def _header(fields: Fields, name: str) -> str | None:
-    return next((value for key, value in fields if key.lower() == name), None)
+    return BufferedResponse(response.status, b"".join(pieces), response.fields)
 
 
 @contextlib.contextmanager
