@@ -204,4 +204,4 @@ def test_no_descriptor_is_left_open(directory: Path) -> None:
         with pytest.raises(Conflict):
             open_home(directory)
     home.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -281,7 +281,7 @@ class TestDirectories:
         files.remove("/copy", recursive=True)
         files.remove("/deep", recursive=True)
         assert os.listdir(root) == []
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     def test_names_with_invalid_utf8(self, files: RootedFiles, root: Path) -> None:
         (root / os.fsdecode(b"\xff")).touch()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.awake_sandbox import AwakeSandbox, command_lines, eventually, open_sandbox
+from smokebox.engine.jail.shell_supervisor import INTERRUPT_SIGNAL
 from smokebox.engine.record.rows import SessionRow, put
 from smokebox.engine.sessions import command as session_command
 from smokebox.engine.sessions.bash_protocol import SessionState
@@ -19,6 +20,7 @@ from smokebox.errors import (
     PathNotFound,
     Unsupported,
 )
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -470,6 +472,17 @@ async def test_closing_a_stream_kills_the_command(
     assert await output_of(session, "echo on") == "on\n"
 
 
+async def test_closing_a_stream_kills_what_a_command_starts_after_the_interrupt(
+    sandbox: AwakeSandbox, session: ShellSession
+) -> None:
+    """A shell that is about to fork when it is interrupted does the same, in 1 of 25 commands."""
+    command = f"trap '' {INTERRUPT_SIGNAL}; echo one; sleep 1006; sleep 1007"
+    async with session.exec_stream(command) as stream:
+        assert (await anext(stream)).data == "one\n"
+    await eventually(lambda: "sleep 100" not in " ".join(command_lines(sandbox)))
+    assert await output_of(session, "echo on") == "on\n"
+
+
 async def test_state_survives_a_shell_killed_between_commands(session: ShellSession) -> None:
     await output_of(session, "cd /tmp; X=1")
     await output_of(session, "(sleep 0.1; kill -9 $$) >/dev/null 2>&1 & disown")
@@ -525,6 +538,15 @@ async def test_oversized_state_is_not_saved(
     await sandbox.restart()
     assert "larger than" in caplog.text
     assert await output_of(session, "echo $small ${#big}") == "1 0\n"
+
+
+async def test_state_that_a_slow_shell_reports_does_not_disturb_the_next_command(
+    sandbox: AwakeSandbox, session: ShellSession
+) -> None:
+    await output_of(session, "small=1; big=$(head -c 5000000 /dev/zero | tr '\\0' x)")
+    await sandbox.jail.set_limits(Limits(cpu=0.03))
+    for _ in range(2):
+        assert await output_of(session, "echo $small ${#big}") == "1 5000000\n"
 
 
 @pytest.mark.parametrize("script", [b"exit 1", b"echo 'open", b"exec sleep 0", b"set -n"])

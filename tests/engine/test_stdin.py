@@ -49,7 +49,7 @@ async def test_ended_processes_keep_no_descriptor_open(sandbox: AwakeSandbox) ->
         await process.write_stdin("x\n")
         await process.wait_for_exit(5)
         await process.kill()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_process_without_stdin_refuses_writes(sandbox: AwakeSandbox) -> None:

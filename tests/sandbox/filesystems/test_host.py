@@ -224,7 +224,7 @@ def test_no_file_stays_open(files: HostFilesystem, folder: Path) -> None:
         for call in every_call(path):
             with suppress(PathError):
                 call(files)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_closed_filesystem_refuses_calls(folder: Path) -> None:
@@ -234,4 +234,4 @@ def test_closed_filesystem_refuses_calls(folder: Path) -> None:
     files.close()
     with pytest.raises(AccessDenied, match="closed"):
         files.lstat("/")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -86,7 +86,19 @@ class SupervisedShell:
         self.kill()
         _signal(leader, INTERRUPT_SIGNAL)
         _signal(leader, signal.SIGCONT)
-        return alive
+        return alive and self.kill_until_shell_ends()
+
+    def kill_until_shell_ends(self) -> bool:
+        """Kill what the command still starts; False if everything must end.
+
+        A shell that was about to fork does so first, and runs its trap when that child has ended.
+        """
+        while self.supervisor.status is None:
+            if self.supervisor.next_event(time.monotonic() + 0.01) == "stop":
+                return False
+            self.kill()
+        self.kill()
+        return True
 
     def terminate(self, until: float) -> bool:
         """Send SIGTERM to the command, and wait for it; False if everything must end."""

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 SHELL_OPTIONS = ("--norc", "--noprofile", bash_protocol.SCRIPT)
 MAX_STATE = 4 << 20
 START_SECONDS = 10.0
+# Silence after which a state is given up, and the time limit for all of it.
 STATE_SECONDS = 10.0
+LONGEST_STATE_SECONDS = 60.0
 # Interval in which a silent shell is checked: a command may have read the lines after it.
 CHECK_SECONDS = 0.2
 _LONGEST_REPORT = 64 << 10
@@ -90,6 +92,7 @@ class SessionShell:
         self._dumped = True
         self._report = bytearray()
         self._report_size = 0
+        self._skipping = False
         self._message = b""
         self._changed = asyncio.Event()
         self._collecting: asyncio.Task[None] | None = None
@@ -139,7 +142,7 @@ class SessionShell:
         """Run a command whose fields and stdin are in the directory."""
         self.reports.clear()
         self.status = None
-        self._dumped = self.oversized = False
+        self._dumped = False
         stdout, stderr = self.directory.output_names
         lines = self.directory.script.run(
             first=request.number,
@@ -217,7 +220,7 @@ class SessionShell:
                     self._extend_report(end)
                     self._handle_report(bytes(self._report))
                     self._report.clear()
-                    self._report_size = 0
+                    self._report_size, self._skipping = 0, False
                 self._extend_report(rest)
         self._changed.set()
 
@@ -294,17 +297,24 @@ class SessionShell:
         self.send(shell_supervisor.MARK)
         done = await self._wait_for(lambda: self._marked and self._dumped, STATE_SECONDS)
         # A shell that read all lines without reporting its state may still be usable.
-        if not done and not (self._marked and self.directory.all_read):
+        if not done and (self._dumping or not (self._marked and self.directory.all_read)):
             self.broken = True
 
     async def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Read reports until the condition holds, or the shell has read all lines without it."""
+        """Read reports until the condition holds, or the shell has read all lines without it.
+
+        `seconds` begin again whenever a part of a state arrives: a large one takes a shell with
+        little cpu long.
+        """
+        last = time.monotonic() + LONGEST_STATE_SECONDS
         until = time.monotonic() + seconds
-        idle = 0
-        while self.usable and idle < 2 and time.monotonic() < until:
+        idle = size = 0
+        while self.usable and idle < 2 and time.monotonic() < min(until, last):
             if await self._read_until(condition, CHECK_SECONDS):
                 return True
-            idle = idle + 1 if self.directory.all_read else 0
+            if self._dumping and self._report_size != size:
+                size, until = self._report_size, time.monotonic() + seconds
+            idle = idle + 1 if self.directory.all_read and not self._dumping else 0
         return condition()
 
     async def _read_until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -326,6 +336,11 @@ class SessionShell:
         self.read_reports()
         return condition()
 
+    @property
+    def _dumping(self) -> bool:
+        """True while a part of a state has arrived."""
+        return self._report[:1] == bash_protocol.STATE
+
     def _close_files(self) -> None:
         self.control.close()
         self.directory.close()
@@ -336,9 +351,9 @@ class SessionShell:
         if kind != bash_protocol.STATE:
             self.broken |= self._report_size > _LONGEST_REPORT
         elif self._report_size > MAX_STATE:
-            self.oversized = True
+            self._skipping = True
             self.broken |= self._report_size > _LONGEST_DUMP
-        if not self.broken and not self.oversized:
+        if not self.broken and not self._skipping:
             self._report += data
 
     def _handle_report(self, report: bytes) -> None:
@@ -349,6 +364,7 @@ class SessionShell:
             self._cwd = value
         elif kind == bash_protocol.STATE:
             self._dumped = True
+            self.oversized = self._skipping
             if not self.oversized:
                 self.state = SessionState.from_reports(self._cwd, value)
         elif kind in _FLAG_REPORTS:
