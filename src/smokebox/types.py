@@ -114,6 +114,7 @@ class SandboxInfo:
     """State of a Linux sandbox. Times are seconds since the epoch.
 
     `limits` has every limit by name; None is no limit. `stop_reason` is why its last run ended.
+    `expires_at` is when its lifetime is over and it is destroyed; None for never.
     """
 
     id: str
@@ -132,6 +133,7 @@ class SandboxInfo:
     cwd: str
     user: str
     stop_reason: str | None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,12 +29,15 @@ def test_create_sends_every_setting(cli: CommandLine) -> None:
     cli.output(
         *("create", "full", "--limits", "memory=512MiB,cpu=0.5,pids=none", "--env", "A=1"),
         *("--sleep-after", "2h", "--ephemeral", "--keep-alive", "--cwd", "/tmp"),
+        *("--lifetime", "7d"),
     )
     info = json.loads(cli.output("info", "full", "--json"))
     assert (info["limits"]["memory"], info["limits"]["cpu"]) == (512 << 20, 0.5)
     assert info["limits"]["pids"] is None
     assert (info["sleep_after"], info["cwd"]) == (7200, "/tmp")
     assert (info["ephemeral"], info["keep_alive"]) == (True, True)
+    assert info["expires_at"] == info["created_at"] + 7 * 86400
+    assert "expires_at      in 6d" in cli.output("info", "full")
     assert cli.output("exec", "full", "echo $A") == "1\n"
 
 

@@ -17,6 +17,7 @@ TEXT = """
 image = "host"
 limits = "lite"
 cwd = "/tmp"
+lifetime = "2h"
 
 [sandboxes.Big]
 limits = { memory = 1000000000 }
@@ -36,6 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bindings_are_read_from_a_file_above(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     assert (env.PyBox.name, env.PyBox.settings.limits) == ("PyBox", "lite")
+    assert env.PyBox.settings.lifetime == "2h"
     assert env.Big.settings.env == {"MODE": "big"}
     assert dir(env) == ["Big", "PyBox"]
     sandbox = get_sandbox(env.PyBox, "user-42")

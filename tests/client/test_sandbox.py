@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -327,3 +328,34 @@ async def test_keys_are_created_listed_and_revoked(client: Client) -> None:
 
 async def _echo(sandbox: Sandbox, n: int) -> str:
     return (await sandbox.exec(f"echo {n}")).stdout
+
+
+async def test_lifetime_ends_a_sandbox_of_its_block(client: Client) -> None:
+    async with await client.create(lifetime="1h") as sandbox:
+        info = await sandbox.info()
+        assert info is not None
+        assert info.expires_at == info.created_at + 3600
+        await sandbox.write_file("file", "data")
+        changed = await sandbox.update(lifetime=time.time() - info.created_at + 0.5)
+        assert changed.expires_at is not None
+        async with asyncio.timeout(10):
+            while await sandbox.info() is not None:
+                await asyncio.sleep(0.05)
+        # As after destroy(), the next call makes an empty one, with the settings of the handle.
+        assert await sandbox.readdir("/workspace") == []
+
+
+async def test_lifetime_of_a_handle_counts_again_for_the_next_sandbox(client: Client) -> None:
+    sandbox = client.sandbox("brief", lifetime="1h")
+    await sandbox.write_file("file", "data")
+    first = await sandbox.info()
+    assert first is not None
+    await client.sandbox("brief").update(lifetime=time.time() - first.created_at + 0.5)
+    async with asyncio.timeout(10):
+        while await sandbox.info() is not None:
+            await asyncio.sleep(0.05)
+    assert await sandbox.readdir("/workspace") == []
+    second = await sandbox.info()
+    assert second is not None
+    assert second.expires_at == second.created_at + 3600
+    await sandbox.destroy()

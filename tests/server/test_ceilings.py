@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,52 @@ async def test_idle_time_is_limited(tmp_path: Path) -> None:
         for options in ({"keep_alive": True}, {"sleep_after": "2m"}, {"sleep_after": 61}):
             assert ceiling_of(await put(tenant, **options)) == "sleep_after"
         assert (await put(tenant, sleep_after=30)).body["sleep_after"] == 30
+
+
+async def test_lifetime_is_limited_and_set_where_it_was_left_out(tmp_path: Path) -> None:
+    async with serve(tmp_path, lifetime=3600) as server, as_tenant(server) as tenant:
+        info = (await put(tenant)).body
+        assert info["expires_at"] == info["created_at"] + 3600
+        for options in ({"lifetime": "2h"}, {"lifetime": 3601}, {"lifetime": 1e300}):
+            assert ceiling_of(await put(tenant, **options)) == "lifetime"
+            assert ceiling_of(await put(tenant, "other", **options)) == "lifetime"
+        less = (await put(tenant, lifetime="30m")).body
+        assert less["expires_at"] == info["created_at"] + 1800
+        more = (await put(tenant, lifetime=3600)).body
+        assert more["expires_at"] == info["expires_at"]
+        assert (await put(tenant, lifetime=0)).status == 400
+        await fetch(tenant.post("/v1/sandbox", json={}))
+        found = (await fetch(tenant.get("/api/sandboxes"))).body["sandboxes"]
+        assert len(found) == 2
+        assert all(one["expires_at"] == one["created_at"] + 3600 for one in found)
+
+
+async def test_lowered_lifetime_is_for_sandboxes_that_are_created_later(tmp_path: Path) -> None:
+    async with tenant_of(tmp_path, lifetime=3600) as tenant:
+        info = (await put(tenant)).body
+        await fetch(tenant.post(f"/api/sandboxes/{PREFIX}box/sleep"))
+    async with serve(tmp_path, lifetime=60) as server, as_tenant(server, overlap=True) as tenant:
+        woken = (await fetch(tenant.post(f"/api/sandboxes/{PREFIX}box/wake"))).body
+        assert (woken["status"], woken["expires_at"]) == ("active", info["expires_at"])
+        assert ceiling_of(await put(tenant, lifetime=3600)) == "lifetime"
+        other = (await put(tenant, "other")).body
+        assert other["expires_at"] == other["created_at"] + 60
+
+
+async def test_sandbox_is_not_found_after_its_lifetime_with_its_files(tmp_path: Path) -> None:
+    async with tenant_of(tmp_path, lifetime=3600) as tenant:
+        info = (await put(tenant)).body
+        url = f"/api/sandboxes/{PREFIX}box"
+        await fetch(tenant.put(f"{url}/files?path=/workspace/file", data=b"data"))
+        await put(tenant, lifetime=time.time() - info["created_at"] + 0.5)
+        running = await fetch(tenant.post(f"{url}/exec", json={"command": "sleep 60"}))
+        assert running.body["error"]["code"] == "sandbox_gone"
+        assert running.body["error"]["fields"]["reason"] == "its lifetime was over"
+        assert (await fetch(tenant.post(f"{url}/exec", json={"command": "ls"}))).status == 404
+        assert (await fetch(tenant.get(url))).status == 404
+        await put(tenant)
+        listed = await fetch(tenant.post(f"{url}/exec", json={"command": "ls"}))
+        assert listed.body["stdout"] == ""
 
 
 async def test_number_of_sandboxes_is_limited(tmp_path: Path) -> None:

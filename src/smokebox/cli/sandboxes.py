@@ -60,6 +60,10 @@ def create(
         bool, typer.Option("--ephemeral", help="Delete its files when it goes to sleep.")
     ] = False,
     keep_alive: Annotated[bool, typer.Option("--keep-alive", help="Never sleep.")] = False,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Destroy it this time after its creation: 2h, 7d."),
+    ] = None,
     cwd: Cwd = None,
     user: User = None,
     tier: Tier = None,
@@ -77,6 +81,7 @@ def create(
         sleep_after=sleep_after,
         ephemeral=ephemeral,
         keep_alive=keep_alive,
+        lifetime=lifetime,
         cwd=cwd,
         user=user,
         tier=tier,

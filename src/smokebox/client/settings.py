@@ -28,6 +28,8 @@ class SandboxSettings(TypedDict, total=False):
         labels: Names and values to search by.
         sleep_after: Idle time before it sleeps: seconds, or text such as "30s", "10m", "2h".
         keep_alive: Never sleep by itself.
+        lifetime: Time after its creation at which it is destroyed with its files, in use or not:
+            seconds, or text such as "30m", "2h", "7d". By default it has no end.
         ephemeral: Delete its files when it sleeps.
         cwd: Absolute directory that commands and relative paths start in.
         user: User that commands run as.
@@ -41,6 +43,7 @@ class SandboxSettings(TypedDict, total=False):
     labels: Mapping[str, str] | None
     sleep_after: float | str | None
     keep_alive: bool | None
+    lifetime: float | str | None
     ephemeral: bool | None
     cwd: str | None
     user: str | None

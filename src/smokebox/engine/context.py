@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
+from smokebox.engine.expirations import Expirations
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.names import random_id
@@ -56,7 +57,8 @@ class EngineContext:
     """The state directory and the services that work in it. `tier` is the default tier.
 
     `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
-    maps ids to the egress handlers of this process. `traffic` sums up all sandboxes.
+    maps ids to the egress handlers of this process. `traffic` sums up all sandboxes, and
+    `expirations` destroys those whose lifetime is over.
     """
 
     home: Home
@@ -73,6 +75,7 @@ class EngineContext:
     cwds: dict[str, str] = field(default_factory=dict)
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
+    expirations: Expirations = field(default_factory=Expirations)
 
     def jailer(self, tier: str) -> Jailer:
         """Return the jailer of a tier. Raises `IsolationUnavailable`."""

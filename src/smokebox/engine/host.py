@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
+    from smokebox.engine.record.rows import SandboxRow
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
 
@@ -106,6 +107,7 @@ class Host:
             await host.aclose(detach=True)
             raise
         host._context.guard.start()
+        host._context.expirations.start(host._expire)
         return host
 
     @property
@@ -214,6 +216,7 @@ class Host:
             stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
             stack.push_async_callback(self._context.guard.aclose)
+            stack.push_async_callback(self._context.expirations.aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,11 +229,15 @@ class Host:
         await _run_all(sandbox.lifecycle.close(detach=detach) for sandbox in sandboxes)
 
     async def _take_over(self) -> None:
-        """Adopt running sandboxes, finish interrupted destroys, and remove unknown leftovers."""
+        """Adopt running sandboxes, finish interrupted destroys, and remove unknown leftovers.
+
+        Sandboxes whose lifetime is over are destroyed.
+        """
         await self._context.backups.take_over()
         rows = await self._context.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
         self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
+        await self._take_over_lifetimes(rows)
         active = await self._context.record.all_active()
         turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
         await _run_all(self._adopt(row.id, turns) for row in active)
@@ -242,6 +249,21 @@ class Host:
         for key in await asyncio.to_thread(os.listdir, self._context.home.sandboxes):
             if key not in known:
                 await self._context.remove(key)
+
+    async def _take_over_lifetimes(self, rows: Iterable[SandboxRow]) -> None:
+        """Destroy sandboxes that expired while there was no engine, and time the others."""
+        for row in rows:
+            try:
+                if row.expired:
+                    await self._expire(row.id)
+            except (SmokeboxError, OSError) as error:
+                _log.warning("sandbox %s expired and was not destroyed: %s", row.id, error)
+                self._context.expirations.set(row.id, row.expires_at)
+            else:
+                self._context.expirations.set(row.id, None if row.expired else row.expires_at)
+
+    async def _expire(self, id: str) -> None:
+        await self.sandbox(id).lifecycle.expire()
 
     async def _adopt(self, id: str, turns: asyncio.Semaphore) -> None:
         async with turns:

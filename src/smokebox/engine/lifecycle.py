@@ -19,7 +19,7 @@ from smokebox.engine.files import leftovers
 from smokebox.engine.jail import guest_init, guest_requests
 from smokebox.engine.options import CheckedOptions
 from smokebox.engine.record.rows import SandboxRow, delete, update
-from smokebox.engine.run import DESTROYED, STOPPED
+from smokebox.engine.run import DESTROYED, EXPIRED, STOPPED
 from smokebox.errors import (
     Forbidden,
     InvalidOption,
@@ -78,6 +78,7 @@ class Lifecycle:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._destroying: asyncio.Task[None] | None = None
+        self._removal_reason = DESTROYED
         self._closed = False
 
     @property
@@ -166,6 +167,10 @@ class Lifecycle:
             self._destroying = self._spawn(self._destroy())
         await asyncio.shield(self._destroying)
 
+    async def expire(self) -> None:
+        """Destroy the sandbox, in use or not, if its lifetime is over."""
+        await asyncio.shield(self._spawn(self._expire()))
+
     async def adopt(self) -> None:
         """Take over a sandbox that another engine left awake, half destroyed or dead."""
         row = self._row = await self._context.record.get(SandboxRow, self.id)
@@ -220,6 +225,8 @@ class Lifecycle:
             self._check_open()
             if self._run is not None and not self._run.jail.alive:
                 await self._end(await self._death_reason(self._run.jail))
+            # Before options are applied: they are for the next sandbox of this id.
+            await self._remove_expired()
             await self._apply_pending()
             if self._row is not None and self._row.status == "destroying":
                 await self._remove(self._row)
@@ -249,10 +256,13 @@ class Lifecycle:
     def _is_current(self, jail: Jail) -> bool:
         return self._run is not None and self._run.jail is jail
 
-    async def _apply_pending(self) -> None:
-        """Read the record, and write the pending options to it."""
+    async def _load(self) -> None:
         if self._row is None:
             self._row = await self._context.record.get(SandboxRow, self.id)
+
+    async def _apply_pending(self) -> None:
+        """Read the record, and write the pending options to it."""
+        await self._load()
         if self._row is None or self._pending is None:
             return
         options, self._pending = self._pending, None
@@ -280,6 +290,7 @@ class Lifecycle:
             await run.jail.set_limits(changed.limits)
         await self._context.record.write(update(changed))
         self._row = changed
+        self._context.expirations.set(self.id, changed.expires_at)
         if run is not None:
             self._run = replace(
                 run,
@@ -288,7 +299,7 @@ class Lifecycle:
                 default_user=changed.settings.user,
                 limits=changed.limits,
             )
-            run.jail.set_orphan_timeout(changed.settings.idle_timeout)
+            run.jail.set_orphan_timeout(changed.settings.orphan_timeout)
             self._context.guard.watch(self, self._run)
             self._start_idle_timer()
             if changed.egress != row.egress:
@@ -312,6 +323,7 @@ class Lifecycle:
                 self.set_options(later)
             raise
         self._row = started.row
+        self._context.expirations.set(self.id, started.row.expires_at)
         return started.run
 
     async def _admit_and_start(self, options: CheckedOptions) -> startup.StartedRun:
@@ -368,24 +380,38 @@ class Lifecycle:
     async def _destroy(self) -> None:
         async with self._lock:
             self._pending = None
-            if self._row is None:
-                self._row = await self._context.record.get(SandboxRow, self.id)
+            await self._load()
             if self._row is not None:
                 await self._remove(self._row)
 
-    async def _remove(self, row: SandboxRow) -> None:
+    async def _expire(self) -> None:
+        async with self._lock:
+            if not self._closed:
+                await self._remove_expired()
+
+    async def _remove_expired(self) -> None:
+        await self._load()
+        row = self._row
+        if row is not None and row.expired:
+            lifetime = row.settings.lifetime
+            _log.info("sandbox %s is destroyed: its lifetime of %g s is over", self.id, lifetime)
+            await self._remove(row, EXPIRED)
+
+    async def _remove(self, row: SandboxRow, reason: str = DESTROYED) -> None:
         """Remove everything. Once begun, the only next step is to finish."""
+        self._removal_reason = reason
         self._row = replace(row, status="destroying")
         # On a full disk, destroying frees the space that the record needs.
         with contextlib.suppress(StorageFull):
             await self._context.record.write(update(self._row))
         if self._run is not None:
-            await self._end(DESTROYED)
+            await self._end(reason)
         elif (jail := await startup.find(self._context, row)) is not None:
             await jail.kill()
         await self._context.remove(row.key)
         await self._context.record.write(delete(SandboxRow, self.id))
         self._row = None
+        self._context.expirations.set(self.id, None)
         self._on_destroyed()
 
     async def _has_ended(self, jail: Jail) -> bool:
@@ -441,17 +467,16 @@ class Lifecycle:
             if self._is_current(run.jail):
                 await self._end(await self._death_reason(run.jail))
             if self._row is None:
-                return DESTROYED
+                return self._removal_reason
             return self._row.stop_reason or STOPPED
 
     def _start_idle_timer(self) -> None:
         self._stop_idle_timer()
         if self._active or self._run is None or self._row is None:
             return
-        settings = self._row.settings
-        if not settings.keep_alive and settings.sleep_after is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(settings.sleep_after, self._idle)
+        idle_timeout = self._row.settings.idle_timeout
+        if idle_timeout is not None:
+            self._timer = asyncio.get_running_loop().call_later(idle_timeout, self._idle)
 
     def _stop_idle_timer(self) -> None:
         timer, self._timer = self._timer, None

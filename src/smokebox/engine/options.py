@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from smokebox.isolation import Tier
 
 DEFAULT_IMAGE = "host"
+# How to have no such end, for errors.
+_ENDLESS = {
+    "sleep_after": "to never sleep, pass keep_alive=True",
+    "lifetime": "leave it out for a sandbox without end",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,7 @@ class CheckedOptions:
     labels: dict[str, str] | None = None
     sleep_after: float | None = None
     keep_alive: bool | None = None
+    lifetime: float | None = None
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None
@@ -111,9 +117,10 @@ class SandboxOptions(TypedDict, total=False):
     """The options of `Host.sandbox`, as users pass them.
 
     `limits` is the name of an instance type, or numbers by name. `sleep_after` is the idle time
-    before the sandbox sleeps, in seconds or as "30s", "10m", "2h"; `keep_alive` disables it. An
-    `ephemeral` sandbox loses its files when it sleeps. `egress` is the network policy, by default
-    no access; changes made at run time stay.
+    before the sandbox sleeps, in seconds or as "30s", "10m", "2h"; `keep_alive` disables it.
+    After its `lifetime`, counted from its creation, a sandbox is destroyed, in use or not; by
+    default it has no end. An `ephemeral` sandbox loses its files when it sleeps. `egress` is the
+    network policy, by default no access; changes made at run time stay.
     """
 
     image: str
@@ -123,6 +130,7 @@ class SandboxOptions(TypedDict, total=False):
     labels: Mapping[str, str]
     sleep_after: float | str
     keep_alive: bool
+    lifetime: float | str
     ephemeral: bool
     cwd: str
     user: str
@@ -141,9 +149,9 @@ def parse_options(where: str, options: SandboxOptions) -> CheckedOptions:
     return replace(checked, egress=split_handlers(parse_egress(passed["egress"])))
 
 
-def parse_duration(value: float | str) -> float:
-    """Return seconds, from a number or from text such as "30s", "10m" or "2h"."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+def parse_duration(option: str, value: float | str) -> float:
+    """Return seconds, from a number or from text such as "30s", "10m", "2h" or "7d"."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     number: object = value
     if isinstance(value, str) and value[-1:] in units:
         try:
@@ -156,9 +164,9 @@ def parse_duration(value: float | str) -> float:
         or not 0 < number < float("inf")
     ):
         raise InvalidOption(
-            f"sleep_after must be a positive time, not {value!r}.",
-            hint='Pass seconds, or "30s", "10m", "2h"; to never sleep, pass keep_alive=True.',
-            option="sleep_after",
+            f"{option} must be a positive time, not {value!r}.",
+            hint=f'Pass seconds, or "30s", "10m", "2h"; {_ENDLESS[option]}.',
+            option=option,
             value=value,
         )
     return float(number)
@@ -203,8 +211,9 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "limits": parse_limits,
     "env": check_env,
     "labels": check_labels,
-    "sleep_after": parse_duration,
+    "sleep_after": functools.partial(parse_duration, "sleep_after"),
     "keep_alive": functools.partial(_flag, "keep_alive"),
+    "lifetime": functools.partial(parse_duration, "lifetime"),
     "ephemeral": functools.partial(_flag, "ephemeral"),
     "cwd": _cwd,
     "user": check_user,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 Command: TypeAlias = str | Sequence[str]
 
 DESTROYED = "it was destroyed"
+EXPIRED = "its lifetime was over"
 STOPPED = "the engine was stopped"
 
 ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
@@ -342,6 +343,6 @@ async def send_request(control: socket.socket, request: bytes, fds: Sequence[int
 
 def after_end(reason: str) -> str:
     """Describe what the next call finds after a run ended for that reason."""
-    if reason == DESTROYED:
+    if reason in (DESTROYED, EXPIRED):
         return "the next sandbox of this id is empty"
     return "the sandbox restarts with its files"

@@ -76,6 +76,7 @@ def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
         last_active_at=max(row.last_active_at, used_at),
         sleep_after=row.settings.sleep_after,
         keep_alive=row.settings.keep_alive,
+        expires_at=row.expires_at,
         ephemeral=row.settings.ephemeral,
         cwd=row.settings.cwd,
         user=row.settings.user,

@@ -123,7 +123,7 @@ def environment(image: Image, row: SandboxRow) -> dict[str, str]:
 
 
 async def _enter(context: EngineContext, row: SandboxRow, jail: Jail, image: Image) -> StartedRun:
-    timeout = row.settings.idle_timeout
+    timeout = row.settings.orphan_timeout
     entering = asyncio.create_task(jail.enter(row.id, row.limits, orphan_timeout=timeout))
     try:
         run = await as_run(context, row, jail, image)

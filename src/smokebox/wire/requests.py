@@ -35,6 +35,7 @@ class Settings(Body):
     labels: dict[str, str] | None = None
     sleep_after: float | str | None = None
     keep_alive: bool | None = None
+    lifetime: float | str | None = None
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None

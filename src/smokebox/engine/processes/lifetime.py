@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.inotify import CLOSE_WRITE, InotifyWatch, watch_end
 from smokebox.engine.jail import guest_init
-from smokebox.engine.run import DESTROYED
+from smokebox.engine.run import DESTROYED, EXPIRED
 from smokebox.errors import DeadlineExceeded, ProcessEnded, SandboxGone, SandboxRestarted
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def wait_timed_out(row: ProcessRow, condition: str, timeout: float) -> DeadlineE
 
 def run_ended_error(row: ProcessRow, reason: str) -> SandboxGone:
     """Return the error for calls to a process whose run of the sandbox ended."""
-    destroyed = reason == DESTROYED
+    destroyed = reason in (DESTROYED, EXPIRED)
     kind = SandboxGone if destroyed else SandboxRestarted
     return kind(
         f"process {row.process_id} (`{row.command:.80}`) ended with a run of the sandbox "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -25,18 +26,32 @@ DEFAULT_CWD = "/workspace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of the runs of a sandbox. `sleep_after` is idle seconds, None for never."""
+    """Settings of a sandbox and its runs.
+
+    `sleep_after` is idle seconds, and `lifetime` seconds from creation to destruction; None is
+    never.
+    """
 
     sleep_after: float | None = 600.0
     keep_alive: bool = False
+    lifetime: float | None = None
     ephemeral: bool = False
     cwd: str = DEFAULT_CWD
     user: str = "root"
 
     @property
     def idle_timeout(self) -> float | None:
-        """Seconds after which a sandbox without calls, or without an engine, stops; or None."""
+        """Seconds after which a sandbox without calls stops, or None."""
         return None if self.keep_alive else self.sleep_after
+
+    @property
+    def orphan_timeout(self) -> float | None:
+        """Seconds after which a sandbox without an engine stops, or None.
+
+        Once its lifetime is over it need not run, even if no engine is there to destroy it.
+        """
+        ends = [one for one in (self.idle_timeout, self.lifetime) if one is not None]
+        return min(ends, default=None)
 
 
 # Most sandboxes have this one.
@@ -66,6 +81,17 @@ class SandboxRow:
     jail: JailState | None = None
     stop_reason: str | None = None
     egress: EgressLayers = _CLOSED
+
+    @property
+    def expires_at(self) -> float | None:
+        """Time at which the sandbox is destroyed, or None."""
+        lifetime = self.settings.lifetime
+        return None if lifetime is None else self.created_at + lifetime
+
+    @property
+    def expired(self) -> bool:
+        """True once its lifetime is over."""
+        return self.expires_at is not None and self.expires_at <= time.time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,8 +55,16 @@ def check_options(
         allows = f"lets sandboxes be idle for at most {longest:g} s"
         if options.get("keep_alive"):
             _refuse(principal, "sleep_after", longest, "keep_alive", allows)
-        if "sleep_after" in options and parse_duration(options["sleep_after"]) > longest:
+        if (
+            "sleep_after" in options
+            and parse_duration("sleep_after", options["sleep_after"]) > longest
+        ):
             _refuse(principal, "sleep_after", longest, options["sleep_after"], allows)
+    if "lifetime" in options and profile.lifetime is not None:
+        wanted = options["lifetime"]
+        if parse_duration("lifetime", wanted) > profile.lifetime:
+            allows = f"destroys sandboxes {profile.lifetime:g} s after their creation at the latest"
+            _refuse(principal, "lifetime", profile.lifetime, wanted, allows)
     return options
 
 
@@ -78,7 +86,10 @@ def complete_options(
         default = RunSettings().sleep_after or profile.sleep_after
         idle = min(idle or default, profile.sleep_after)
     limits = _limits(principal, options.limits or Limits())
-    return replace(options, tier=tier, limits=limits, sleep_after=idle)
+    lifetime = options.lifetime
+    if profile.lifetime is not None:
+        lifetime = min(lifetime or profile.lifetime, profile.lifetime)
+    return replace(options, tier=tier, limits=limits, sleep_after=idle, lifetime=lifetime)
 
 
 def check_egress(principal: Principal, policy: Egress) -> None:

@@ -39,6 +39,7 @@ class Profile:
         rate: Requests per second of each key; None for that of the server.
         concurrency: Concurrent requests of each key; None for that of the server.
         sleep_after: Longest idle time of a sandbox in seconds. It also refuses `keep_alive`.
+        lifetime: Longest time in seconds from the creation of a sandbox to its destruction.
         egress: Hosts that policies may open; None for every public host.
         private: Networks that are not public and may be reached, besides those that the server
             grants to every key.
@@ -56,6 +57,7 @@ class Profile:
     rate: float | None = None
     concurrency: int | None = None
     sleep_after: float | None = None
+    lifetime: float | None = None
     egress: tuple[HostPattern, ...] | None = None
     private: tuple[str, ...] = ()
 
@@ -66,6 +68,7 @@ class Profile:
             "images": list(self.images),
             "tier": self.tier,
             "sleep_after": self.sleep_after,
+            "lifetime": self.lifetime,
             "rate": self.rate,
             "concurrency": self.concurrency,
             "private": list(self.private),
@@ -134,7 +137,7 @@ def _names(option: str, value: object) -> tuple[Any, ...]:
 def _number(option: str, value: object) -> float:
     if option in ("total_memory", "total_disk"):
         value = parse_size(value, option)
-    whole = option not in ("total_cpu", "rate", "sleep_after")
+    whole = option not in ("total_cpu", "rate", "sleep_after", "lifetime")
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         wanted = "a positive whole number" if whole else "a positive number"
