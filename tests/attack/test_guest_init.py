@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from attack.sandbox_code import check_alive, guest_init_pid, run
+from smokebox.engine.jail import guest_requests
 from smokebox.errors import SandboxGone, SmokeboxError
 
 if TYPE_CHECKING:
@@ -252,3 +253,33 @@ time.sleep(1000)
     assert result.timed_out
     await check_alive(neighbour)
     await check_alive(sandbox)
+
+
+@pytest.mark.usefixtures("host_kernel")
+async def test_blocking_egress_sockets_do_not_block_the_engine(
+    sandbox: Sandbox, neighbour: Sandbox
+) -> None:
+    """Guest init has the sockets of the egress proxy too, and their flags are shared."""
+    assert sandbox.lifecycle.run is not None
+    shared = await guest_requests.egress_sockets(sandbox.lifecycle.run.jail)
+    connect = """
+import socket
+for family, kind in ((socket.AF_INET, socket.SOCK_STREAM), (socket.AF_INET, socket.SOCK_DGRAM)):
+    with socket.socket(family, kind) as sock:
+        sock.settimeout(1)
+        try:
+            sock.connect(("1.2.3.4", 53))
+            sock.send(b"query")
+            sock.recv(10)
+        except OSError:
+            pass
+"""
+    with contextlib.closing(shared):
+        for sock in shared.sockets:
+            sock.setblocking(True)
+        async with asyncio.timeout(HANG_SECONDS):
+            await asyncio.gather(*(sandbox.exec(["python3", "-c", connect]) for _ in range(3)))
+            for sock in shared.sockets:
+                sock.setblocking(True)
+            await sandbox.exec(["python3", "-c", connect])
+        await check_alive(neighbour)

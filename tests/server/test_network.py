@@ -224,6 +224,36 @@ async def test_imported_handler_runs_in_the_server(
     assert await curl(api, "http://any.test/x") == "box: http://any.test/x\n200"
 
 
+async def test_stored_handler_that_left_the_list_refuses_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that was stored fails closed when the operator takes its handler off the list."""
+    name = f"handlers_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        "from smokebox.egress import Response\n"
+        "async def respond(request, env, context):\n"
+        "    return Response('handled')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    home = str(tmp_path / "home")
+    for allowed in ((f"{name}:respond",), (), ("handlers_*",), (f"{name}:other",)):
+        settings = ServerSettings(home=home, host="127.0.0.1", pool=0, handlers=allowed)
+        async with run_server(settings) as server:
+            connector = aiohttp.UnixConnector(server.socket)
+            async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+                if allowed == (f"{name}:respond",):
+                    body = {"egress": {"outbound": f"{name}:respond"}}
+                    await fetch(http.put("/api/sandboxes/box", json=body))
+                text, _, status = (await curl(http, "http://any.test/x")).rpartition("\n")
+                if allowed in ((f"{name}:respond",), ("handlers_*",)):
+                    assert (text, status) == ("handled", "200")
+                    continue
+                assert status == "403"
+                assert "`allow` in [handlers] of server.toml" in text
+                log = (await fetch(http.get("/api/sandboxes/box/egress/log"))).body["events"]
+                assert "is not among those that this server allows" in log[-1]["reason"]
+
+
 @contextlib.asynccontextmanager
 async def serve_handlers(
     http: aiohttp.ClientSession, *slots: str

@@ -97,6 +97,7 @@ def check_machine() -> Iterator[Check]:
     yield from _tiers()
     yield _fuse()
     yield _kvm()
+    yield from _orphans()
 
 
 def _python() -> Check:
@@ -291,6 +292,37 @@ def _kvm() -> Check:
         "missing or not usable by this user",
         "modprobe kvm && usermod -aG kvm $USER",
     )
+
+
+def _orphans() -> Iterator[Check]:
+    """List sandboxes that still run while no server owns the state directory."""
+    import sqlite3
+
+    from smokebox.cli.output import format_age, format_size, format_span
+    from smokebox.engine.orphans import find_orphans
+    from smokebox.foundation.endpoint import default_home
+
+    home = default_home()
+    try:
+        orphans = find_orphans(home)
+    except (OSError, sqlite3.Error) as error:
+        detail = f"the record of {home} cannot be read: {error}"
+        fix = "run this as the owner of that directory, or set SMOKEBOX_HOME to another"
+        yield Check(name="orphans", status="optional", detail=detail, fix=fix)
+        return
+    if not orphans:
+        yield Check(name="orphans", status="ok", detail=f"no sandbox of {home} lacks a server")
+    for one in orphans:
+        since, memory = format_age(one.since), format_size(one.memory)
+        end = (
+            "stays" if one.timeout is None else f"ends {format_span(one.timeout)} after it lost it"
+        )
+        yield Check(
+            name=f"sandbox {one.id}",
+            status="optional",
+            detail=f"runs without a server, {end}; started {since}, {memory} of memory",
+            fix=f"`smokebox sleep {one.id}` ends it and keeps its files, `smokebox up` adopts it",
+        )
 
 
 def _kernel(name: str, test: Callable[[], bool], good: str, bad: str, fix: str) -> Check:

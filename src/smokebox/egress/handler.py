@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
@@ -171,6 +172,10 @@ def load_handler(path: str) -> Handler:
     return handler
 
 
+HandlerLoader: TypeAlias = "Callable[[str], Handler]"
+"""Imports a handler by its name. Raises `Refused` if the operator does not allow it."""
+
+
 class HandlerRunner(Protocol):
     """Runs handlers by slot: a connected client, or this process."""
 
@@ -207,7 +212,8 @@ class LocalHandlers:
 class HandlerRegistry:
     """Runners of the `@client` handlers of one sandbox; the latest that has a slot serves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: HandlerLoader = load_handler) -> None:
+        self._load = load
         self._runners: list[HandlerRunner] = []
 
     @property
@@ -227,7 +233,9 @@ class HandlerRegistry:
 
     def bind(self, slot: str, handler: HandlerOption) -> HandlerOption:
         """Return the handler to call for a policy's entry: see `EgressLayers.egress`."""
-        return ClientHandler(self, slot) if handler == CLIENT else handler
+        if handler == CLIENT:
+            return ClientHandler(self, slot)
+        return NamedHandler(handler, self._load) if isinstance(handler, str) else handler
 
     def find_runner(self, slot: str) -> HandlerRunner:
         """Return the runner of a slot. Raises `Refused` if there is none."""
@@ -236,6 +244,21 @@ class HandlerRegistry:
                 return runner
         entry = "outbound" if slot == CATCH_ALL else f"outbound_by_host[{slot!r}]"
         raise Refused(f"the handler {entry} runs in the process of a client, and none is connected")
+
+
+class NamedHandler:
+    """A `Handler` that is imported by its name for each request, where that is allowed."""
+
+    def __init__(self, name: str, load: HandlerLoader) -> None:
+        self._load = load
+        self.__name__ = self.__qualname__ = name
+
+    async def __call__(
+        self, request: Request, env: Any, context: HandlerContext
+    ) -> Request | Response:
+        # Importing a user's module may take long.
+        handler = await asyncio.to_thread(self._load, self.__name__)
+        return await run_handler(handler, request, env, context)
 
 
 class ClientHandler:

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from smokebox.egress.handler import load_handler
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.expirations import Expirations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.egress.handler import HandlerRegistry
+    from smokebox.egress.handler import HandlerLoader, HandlerRegistry
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.guard import ResourceGuard
     from smokebox.engine.home import Home
@@ -57,8 +58,8 @@ class EngineContext:
     """The state directory and the services that work in it. `tier` is the default tier.
 
     `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
-    maps ids to the egress handlers of this process. `traffic` sums up all sandboxes, and
-    `expirations` destroys those whose lifetime is over.
+    maps ids to the egress handlers of this process; `load_handler` imports named ones. `traffic`
+    sums up all sandboxes, and `expirations` destroys those whose lifetime is over.
     """
 
     home: Home
@@ -72,6 +73,7 @@ class EngineContext:
     backups: Backups
     tag: str
     admit: Admission = admit_all
+    load_handler: HandlerLoader = load_handler
     cwds: dict[str, str] = field(default_factory=dict)
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)

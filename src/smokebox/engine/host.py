@@ -10,6 +10,7 @@ import resource
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
+from smokebox.egress.handler import load_handler
 from smokebox.engine.backups.backups import Backups
 from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
@@ -31,6 +32,7 @@ from smokebox.limits import Limits
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
 
+    from smokebox.egress.handler import HandlerLoader
     from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.images.store import ImageStore
@@ -71,6 +73,7 @@ class Host:
         backups: str | None = None,
         admit: Admission = admit_all,
         directories: Mapping[str, str] | None = None,
+        load_handler: HandlerLoader = load_handler,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -82,6 +85,7 @@ class Host:
             backups: URL of a bucket for backups; by default they stay in the state directory.
             admit: Decides about sandboxes that are created; see `Admission`.
             directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
+            load_handler: Imports the egress handlers that policies name.
 
         Raises:
             InvalidOption: A directory is not valid, or overlaps with those of Smokebox.
@@ -100,7 +104,10 @@ class Host:
             )
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
-        host = cls(_build_context(directory, record, store, tier, pool, layers, image_store, admit))
+        context = _build_context(
+            directory, record, store, tier, pool, layers, image_store, admit, load_handler
+        )
+        host = cls(context)
         try:
             await host._take_over()
         except BaseException:
@@ -301,6 +308,7 @@ def _build_context(
     layers: str,
     image_store: ImageStore,
     admit: Admission,
+    load_handler: HandlerLoader,
 ) -> EngineContext:
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
@@ -322,6 +330,7 @@ def _build_context(
         backups=backups,
         tag=tag_of(home.path),
         admit=admit,
+        load_handler=load_handler,
     )
     return context
 

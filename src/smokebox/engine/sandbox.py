@@ -349,7 +349,7 @@ class Sandbox:
         self.egress_proxy = EgressProxy(
             self.id,
             layers=lambda: lifecycle.layers,
-            handlers=context.handlers.get(self.id) or HandlerRegistry(),
+            handlers=context.handlers.get(self.id) or HandlerRegistry(context.load_handler),
             workers=context.workers,
             traffic=context.traffic,
         )

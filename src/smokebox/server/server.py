@@ -32,6 +32,7 @@ from smokebox.server.previews.protocol import ApiOrPreviewProtocol
 from smokebox.server.running_requests import RunningRequests
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
+from smokebox.server.tenancy.handlers import load_allowed_handler
 from smokebox.server.tenancy.keys import Keys
 from smokebox.server.tenancy.quotas import Quotas
 from smokebox.server.tenancy.rate_limit import RateLimiter
@@ -184,6 +185,7 @@ async def open_state(
             backups=settings.backups,
             admit=quotas.admit,
             directories=settings.directories,
+            load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
         )
         await stack.enter_async_context(host)
         keys = Keys(settings)

@@ -1,14 +1,19 @@
-"""Sockets of the egress proxy: accepts TCP connections and answers DNS datagrams."""
+"""Sockets of the egress proxy: accepts TCP connections and answers DNS datagrams.
+
+Guest init has duplicates of both sockets. If a program of the sandbox takes control of it, it can
+make them blocking and take what arrives: no call here may wait for them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Coroutine
 
     Serve = Callable[[socket.socket], Coroutine[None, None, None]]
@@ -35,6 +40,8 @@ class Listener:
         self._unstarted: set[socket.socket] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
+        self._ready = select.poll()
+        self._ready.register(sock, select.POLLIN)
         self._loop.add_reader(sock, self._accept)
 
     @property
@@ -67,6 +74,10 @@ class Listener:
                 self._loop.remove_reader(self._sock)
                 return
             try:
+                # There is no MSG_DONTWAIT for it.
+                self._sock.setblocking(False)
+                if not self._ready.poll(0):
+                    return
                 connection, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
@@ -115,7 +126,7 @@ class DnsListener:
     def _read(self) -> None:
         for _ in range(_BATCH):
             try:
-                query, sender = self._sock.recvfrom(_MAX_QUERY)
+                query, sender = self._sock.recvfrom(_MAX_QUERY, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -124,7 +135,7 @@ class DnsListener:
             if answer is not None:
                 # Do not wait for a sender that does not read.
                 with contextlib.suppress(OSError):
-                    self._sock.sendto(answer, sender)
+                    self._sock.sendto(answer, socket.MSG_DONTWAIT, sender)
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
 

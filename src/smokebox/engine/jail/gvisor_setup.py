@@ -28,6 +28,7 @@ from smokebox.engine.jail.namespace_setup import (
     MESSAGE_SIZE,
     NamespaceSetup,
     make_directories,
+    mount_devices,
 )
 from smokebox.runtime.supervisor import LENGTH
 
@@ -94,7 +95,7 @@ class GvisorSetup(NamespaceSetup):
         for name in ("proc", "sys"):
             linux.mount("tmpfs", name, "tmpfs", _RESTRICTED | linux.MS_RDONLY, "size=0")
         linux.mount("tmpfs", "dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k")
-        _mount_devices("dev")
+        mount_devices("dev", _DEVICES)
         if os.path.islink("tmp") or not os.path.isdir("tmp"):
             make_directories("tmp")
             os.chmod("tmp", 0o1777)
@@ -114,7 +115,7 @@ class GvisorSetup(NamespaceSetup):
         """Create the directories, devices and configuration that runsc needs."""
         for name in ("proc", "dev", "tmp", _PRIVATE, f"{_PRIVATE}/state", f"{_PRIVATE}/bundle"):
             os.mkdir(name, 0o700 if name == _PRIVATE else 0o755)
-        _mount_devices("dev")
+        mount_devices("dev", _DEVICES)
         linux.mount("proc", "proc", "proc", _RESTRICTED)
         argv = self.request.fields["argv"]
         assert isinstance(argv, list)
@@ -307,12 +308,6 @@ def _command() -> list[str]:
         f"/{_PRIVATE}/bundle",
         _CONTAINER,
     ]
-
-
-def _mount_devices(directory: str) -> None:
-    for name in _DEVICES:
-        os.close(os.open(f"{directory}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        linux.mount(f"/dev/{name}", f"{directory}/{name}", None, linux.MS_BIND)
 
 
 def _attach(tree: int, target: str, attributes: int) -> None:

@@ -284,9 +284,7 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
     linux.mount(
         "tmpfs", dev, "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k,nr_inodes=256"
     )
-    for name in _DEVICES:
-        os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        linux.mount(f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND)
+    mount_devices(dev, _DEVICES)
     os.mkdir(f"{dev}/pts")
     os.mkdir(f"{dev}/shm")
     group = f",gid={_TTY_GROUP}" if tty_group else ""
@@ -296,6 +294,20 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
     linux.mount("tmpfs", f"{dev}/shm", "tmpfs", flags | linux.MS_NODEV, _SHARED_MEMORY)
     for name, target in _LINKS:
         os.symlink(target, f"{dev}/{name}")
+
+
+def mount_devices(directory: str, names: Sequence[str]) -> None:
+    """Mount devices of the host. Programs can use them, and not change their modes or owners.
+
+    Without ids of its own a sandbox could: the root inside is then the owner of the nodes.
+    """
+    for name in names:
+        os.close(os.open(f"{directory}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        device = linux.open_tree(f"/dev/{name}")
+        # Devices on a read-only mount are still written to.
+        linux.mount_setattr(device, linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NOEXEC)
+        linux.move_mount(device, f"{directory}/{name}")
+        os.close(device)
 
 
 def limit_watches(settings: str) -> None:
