@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cli.terminal import SMOKEBOX
+from smokebox.cli.doctor import Check, check_orphans
 from smokebox.engine.host import Host
 from smokebox.engine.orphans import find_orphans
 
@@ -59,30 +60,30 @@ def test_missing_requirement_exits_with_1() -> None:
     assert "fix: ulimit -v unlimited" in done.stdout
 
 
+def orphans(home: Path) -> dict[str, Check]:
+    return {check.name: check for check in check_orphans(str(home))}
+
+
 async def test_sandboxes_that_run_without_a_server_are_listed(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    env = {"SMOKEBOX_HOME": str(home)}
-    assert checks_by_name(env)["orphans"]["status"] == "ok"
+    assert [one.status for one in orphans(home).values()] == ["ok"]
     assert not home.exists()
     host = await Host.open(home, pool=0)
     await host.sandbox("kept", keep_alive=True).wake()
     await host.sandbox("other", sleep_after="10m").wake()
     await host.sandbox("asleep", keep_alive=True).wake()
     await host.sandbox("asleep").sleep()
-    assert [one.id for one in find_orphans(str(home))] == []
+    assert find_orphans(str(home)) == []
     await host.aclose(detach=True)
-    checks = checks_by_name(env)
-    assert {name for name in checks if name.startswith("sandbox ")} == {
-        "sandbox kept",
-        "sandbox other",
-    }
-    found = checks["sandbox kept"]
+    found = orphans(home)
+    assert set(found) == {"sandbox kept", "sandbox other"}
     assert re.fullmatch(
-        r"runs without a server, stays; started \d+s ago, [\d.]+ [KM]iB of memory", found["detail"]
+        r"runs without a server, stays; started \d+s ago, [\d.]+ [KM]iB of memory",
+        found["sandbox kept"].detail,
     )
-    assert "ends 10m after it lost it" in checks["sandbox other"]["detail"]
-    assert "smokebox sleep kept" in found["fix"]
-    assert "smokebox up" in found["fix"]
+    assert "ends 10m after it lost it" in found["sandbox other"].detail
+    assert "smokebox sleep kept" in found["sandbox kept"].fix
+    assert "smokebox up" in found["sandbox kept"].fix
     async with await Host.open(home, pool=0) as host:
         assert find_orphans(str(home)) == []
         assert [one.status for one in await host.list()] == ["idle", "active", "active"]
@@ -91,6 +92,6 @@ async def test_sandboxes_that_run_without_a_server_are_listed(tmp_path: Path) ->
 
 def test_record_that_cannot_be_read_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "record.db").write_text("not a database, and long enough to be taken for one")
-    check = checks_by_name({"SMOKEBOX_HOME": str(tmp_path)})["orphans"]
-    assert check["status"] == "optional"
-    assert "not a database" in check["detail"]
+    [check] = orphans(tmp_path).values()
+    assert check.status == "optional"
+    assert "not a database" in check.detail

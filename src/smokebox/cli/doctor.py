@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from smokebox.errors import SmokeboxError
+from smokebox.foundation.endpoint import default_home
 from smokebox.isolation import TIERS
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def check_machine() -> Iterator[Check]:
     yield from _tiers()
     yield _fuse()
     yield _kvm()
-    yield from _orphans()
+    yield from check_orphans(default_home())
 
 
 def _python() -> Check:
@@ -294,15 +295,13 @@ def _kvm() -> Check:
     )
 
 
-def _orphans() -> Iterator[Check]:
-    """List sandboxes that still run while no server owns the state directory."""
+def check_orphans(home: str) -> Iterator[Check]:
+    """List sandboxes that still run while no server owns the state directory `home`."""
     import sqlite3
 
     from smokebox.cli.output import format_age, format_size, format_span
     from smokebox.engine.orphans import find_orphans
-    from smokebox.foundation.endpoint import default_home
 
-    home = default_home()
     try:
         orphans = find_orphans(home)
     except (OSError, sqlite3.Error) as error:
