@@ -27,7 +27,7 @@ PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium 
 help:
 	@echo "make start   install, run a server here, and say what to try from another shell"
 	@echo "make test    install what the tests need and run them"
-	@echo "make soak    kill the engine 500 times under load, and see that nothing is lost"
+	@echo "make soak    kill the engine 500 times, and load it for an hour beside a hostile tenant"
 	@echo "make check   format, lint, types and tests, as before every commit"
 	@echo "make lint    format, lint and types only"
 	@echo "make format  put the code into form"
@@ -42,6 +42,7 @@ test: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed progr
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
+	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest -s tests/soak
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) \
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \
 		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_unprivileged.py tests/app/test_load.py
