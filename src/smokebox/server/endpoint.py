@@ -8,7 +8,7 @@ generated from these declarations and the docstrings alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smokebox.server.state import ServerState
     from smokebox.server.tenancy.principal import Principal
 
-Handler = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Coroutine[Any, Any, Any]]
 JSON = "application/json"
 BYTES = "application/octet-stream"
 SAFE = ("GET", "HEAD")

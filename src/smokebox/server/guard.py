@@ -25,6 +25,7 @@ from smokebox import __version__
 from smokebox.errors import Forbidden, InvalidOption, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
+from smokebox.foundation.turns import turns
 from smokebox.server import request_log
 from smokebox.server.responses import event
 from smokebox.server.running_requests import RunningRequest, revoked
@@ -165,11 +166,14 @@ class RequestGuard:
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
         state.running.add(principal.id, running)
         try:
-            await self.app(scope, receive, writer)
+            await turns().run(principal.id, self._forward(scope, receive, writer))
         finally:
             state.running.remove(principal.id, running)
             if usage is not None:
                 usage.running -= 1
+
+    async def _forward(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
+        await self.app(scope, receive, writer)
 
     def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
         """Find the client behind a trusted proxy, and count its request."""

@@ -12,13 +12,13 @@ from starlette.responses import Response, StreamingResponse
 
 from smokebox.errors import DeadlineExceeded, SmokeboxError
 from smokebox.foundation import sse
+from smokebox.foundation.turns import start_in_turns
 from smokebox.wire import HEARTBEAT
 from smokebox.wire.failure import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        Awaitable,
         Callable,
         Coroutine,
         Mapping,
@@ -123,7 +123,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
 
     Only for requests whose body was read, or that have none.
     """
-    task = asyncio.ensure_future(work)
+    task = start_in_turns(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +188,7 @@ async def respond_with_keepalive(
     scope: Scope,
     receive: Receive,
     send: Send,
-    work: Awaitable[Any],
+    work: Coroutine[Any, Any, Any],
     respond: Callable[[Any], Response],
 ) -> None:
     """Respond with the result of `work`, sending whitespace while it runs.
@@ -196,7 +196,7 @@ async def respond_with_keepalive(
     JSON may start with whitespace. The first of it sends status 200, so a later error is only in
     the body. `work` is cancelled when the client disconnects.
     """
-    task = asyncio.ensure_future(work)
+    task = start_in_turns(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await _wait_for_either(task, disconnect)

@@ -21,6 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request as UpgradeRequest
 
 from smokebox.errors import InvalidOption, SmokeboxError
+from smokebox.foundation.turns import start_in_turns
 from smokebox.server.endpoint import ApiCall, decode_query
 from smokebox.server.tenancy.peer import PEER, Peer
 from smokebox.server.tenancy.scopes import WRITE
@@ -74,8 +75,8 @@ class WebSocketChannel:
         sent, and the connection stays open.
         """
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(sender),
-            asyncio.create_task(self._receive_all(receive)),
+            start_in_turns(sender),
+            start_in_turns(self._receive_all(receive)),
             asyncio.create_task(self._lost.wait()),
         ]
         try:

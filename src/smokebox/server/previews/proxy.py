@@ -33,6 +33,7 @@ from smokebox.foundation.http1.head import (
     write_fields,
     write_response,
 )
+from smokebox.foundation.turns import turns
 from smokebox.server.previews.access import Route, not_found
 from smokebox.server.previews.credentials import (
     PreviewCredentials,
@@ -301,7 +302,8 @@ class PreviewProxy:
         raw = write_response(response.status, response.reason, fields + framing.fields)
         self._head_sent = True
         writer = BodyWriter(self._connection, raw, chunked=framing.chunked)
-        await relay_body(response, writer)
+        party = "" if request.target is None else request.target.id
+        await relay_body(response, writer, pause=lambda size: turns().pause(party, size))
         return framing.keep_alive
 
     async def _relay_websocket(self, response: ClientResponse, request: _Request) -> None:
