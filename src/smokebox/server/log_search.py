@@ -1,7 +1,7 @@
 """Search for clients' regular expressions in the logs of processes.
 
 Neither is trusted, and a search by `re` holds the GIL and cannot be interrupted. Therefore it runs
-in a worker process, which is killed at a limit of CPU time.
+in worker processes, each of which is killed at a limit of CPU time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from smokebox.engine.processes.lifetime import ended_before, wait_timed_out
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
 from smokebox.errors import InvalidOption, ServiceUnavailable
+from smokebox.foundation.turns import current_party
 from smokebox.options import check_timeout
 from smokebox.types import LogMatch
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from smokebox.types import LogChunk, Stream
 
 LONGEST_PATTERN = 4096
+MAX_WORKERS = 4
 # IGNORECASE, MULTILINE, DOTALL, UNICODE, VERBOSE and ASCII.
 FLAGS = 2 | 8 | 16 | 32 | 64 | 256
 
@@ -46,13 +48,24 @@ class WorkerResponse(msgspec.Struct):
     error: str = ""
 
 
-class LogSearch:
-    """The worker process, which runs while there are searches. Searches take turns."""
+class _Turn:
+    """The searches of one tenant, which has one worker at a time."""
 
     def __init__(self) -> None:
-        self._users = 0
-        self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self.users = 0
+        self.lock = asyncio.Lock()
+
+
+class LogSearch:
+    """The worker processes, which run while there are searches.
+
+    The searches of a tenant take turns, so that it keeps at most one worker from the others.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[str, _Turn] = {}
+        self._slots = asyncio.Semaphore(MAX_WORKERS)
+        self._idle: list[asyncio.subprocess.Process] = []
 
     async def find_line(
         self, process: BackgroundProcess, pattern: str, flags: int, timeout: float | None
@@ -60,16 +73,17 @@ class LogSearch:
         """Wait for a line as `BackgroundProcess.wait_for_log` does, with an untrusted pattern."""
         timeout = check_timeout(timeout)
         _check_pattern(pattern, flags)
-        scan = LogScan(self, pattern, flags)
+        tenant = current_party.get()
+        scan = LogScan(self, tenant, pattern, flags)
         condition = f"for it to log {pattern!r:.80}"
         try:
             async with (
-                self._worker_in_use(),
+                self._in_use(tenant),
                 asyncio.timeout(timeout) as limit,
                 contextlib.aclosing(process.stream_logs()) as chunks,
             ):
                 # Refuse an invalid pattern even if the log is empty.
-                await self.search(pattern, flags, [""])
+                await self.search(tenant, pattern, flags, [""])
                 found = await scan.follow(chunks)
         except TimeoutError as error:
             if timeout is None or not limit.expired():
@@ -79,10 +93,12 @@ class LogSearch:
             raise ended_before(process.row, process.log, condition)
         return found
 
-    async def search(self, pattern: str, flags: int, lines: list[str]) -> WorkerResponse:
-        """Find the first line that a pattern matches."""
+    async def search(
+        self, tenant: str, pattern: str, flags: int, lines: list[str]
+    ) -> WorkerResponse:
+        """Find the first line that a pattern matches, for a tenant that is waiting for it."""
         request = {"pattern": pattern, "flags": flags, "lines": lines}
-        async with self._turn:
+        async with self._turns[tenant].lock, self._slots:
             response = await self._request(msgspec.json.encode(request) + b"\n")
         if response is None:
             raise _invalid_pattern(pattern, "it takes too long on a line of this log")
@@ -92,19 +108,23 @@ class LogSearch:
         return found
 
     @contextlib.asynccontextmanager
-    async def _worker_in_use(self) -> AsyncIterator[None]:
-        self._users += 1
+    async def _in_use(self, tenant: str) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(tenant, _Turn())
+        turn.users += 1
         try:
             yield
         finally:
-            self._users -= 1
-            async with self._turn:
-                if not self._users:
-                    await self._kill_worker()
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[tenant]
+            if not self._turns:
+                idle, self._idle = self._idle, []
+                for process in idle:
+                    await _kill(process)
 
     async def _request(self, request: bytes) -> bytes | None:
-        """Return the worker's response; None if it was killed at its limit of CPU time."""
-        process = self._process or await self._start_worker()
+        """Return a worker's response; None if it was killed at its limit of CPU time."""
+        process = self._idle.pop() if self._idle else await _start_worker()
         assert process.stdin is not None
         assert process.stdout is not None
         response = b""
@@ -116,39 +136,40 @@ class LogSearch:
         except (TimeoutError, ConnectionError):
             return None
         finally:
-            if not response:
+            if response:
+                self._idle.append(process)
+            else:
                 # Also when cancelled: the next search would read this response.
-                await self._kill_worker()
+                await _kill(process)
         return response or None
 
-    async def _start_worker(self) -> asyncio.subprocess.Process:
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                _PROGRAM,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                limit=_LONGEST_RESPONSE,
-                env={},
-                cwd="/",
-            )
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"cannot start the process that searches logs: {error.strerror}.",
-                hint="Try again, or wait for text without regex.",
-                service="patterns",
-            ) from error
-        return self._process
 
-    async def _kill_worker(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+async def _start_worker() -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            _PROGRAM,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LONGEST_RESPONSE,
+            env={},
+            cwd="/",
+        )
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"cannot start the process that searches logs: {error.strerror}.",
+            hint="Try again, or wait for text without regex.",
+            service="patterns",
+        ) from error
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 class LogScan:
@@ -158,8 +179,9 @@ class LogScan:
     follows for `SETTLE_SECONDS`.
     """
 
-    def __init__(self, search: LogSearch, pattern: str, flags: int) -> None:
+    def __init__(self, search: LogSearch, tenant: str, pattern: str, flags: int) -> None:
         self.pattern = pattern
+        self._tenant = tenant
         self._search = search
         self._flags = flags
         self._incomplete: dict[Stream, str] = {}
@@ -192,7 +214,7 @@ class LogScan:
         self._tentative.pop(stream, None)
         lines = [line.removesuffix("\r")[-LONGEST_LINE:] for line in text.split("\n")]
         rest = self._incomplete[stream] = text.rpartition("\n")[2][-LONGEST_LINE:]
-        found = await self._search.search(self.pattern, self._flags, lines)
+        found = await self._search.search(self._tenant, self.pattern, self._flags, lines)
         if found.line is None:
             return None
         line, (start, end) = lines[found.line], found.span
