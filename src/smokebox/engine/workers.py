@@ -14,15 +14,18 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from smokebox.engine.files.credentials import set_thread_umask
+from smokebox.foundation.turns import current_party
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 16
+# Of these, one party (a tenant) occupies at most so many.
+PARTY_THREADS = 8
 # Time limit for a cancelled call to wait for work that hangs in the kernel.
 CANCEL_SECONDS = 5.0
 
@@ -120,6 +123,14 @@ class _PendingCall:
                     await self._finished.wait()
 
 
+class _Share:
+    """The threads of one party, and the calls that have or wait for one of them."""
+
+    def __init__(self) -> None:
+        self.slots = asyncio.Semaphore(PARTY_THREADS)
+        self.calls = 0
+
+
 class Workers:
     """A pool of threads with their own umask, started on demand."""
 
@@ -129,6 +140,7 @@ class Workers:
         self._lock = threading.Lock()
         self._started = 0
         self._idle = 0
+        self._shares: dict[str, _Share] = {}
 
     async def run(self, job: Job, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `work` in a thread.
@@ -136,14 +148,15 @@ class Workers:
         Cancelling stops the work at its next checkpoint and waits for that, so that it has no
         effects after the call has ended.
         """
-        call = self._submit(job, functools.partial(work, *args, **kwargs))
-        try:
-            return await call.result  # type: ignore[return-value]
-        except asyncio.CancelledError:
-            if not call.claim():
-                job.stop()
-                await call.wait()
-            raise
+        async with self._share():
+            call = self._submit(job, functools.partial(work, *args, **kwargs))
+            try:
+                return await call.result  # type: ignore[return-value]
+            except asyncio.CancelledError:
+                if not call.claim():
+                    job.stop()
+                    await call.wait()
+                raise
 
     async def finish(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `work` in a thread and complete it even when cancelled."""
@@ -158,6 +171,20 @@ class Workers:
         """End the threads after their current work. Safe to repeat."""
         for _ in range(self._started):
             self._calls.put(None)
+
+    @contextlib.asynccontextmanager
+    async def _share(self) -> AsyncIterator[None]:
+        """Wait until the party of this context may occupy another thread."""
+        party = current_party.get()
+        share = self._shares.setdefault(party, _Share())
+        share.calls += 1
+        try:
+            async with share.slots if party else contextlib.nullcontext():
+                yield
+        finally:
+            share.calls -= 1
+            if not share.calls:
+                del self._shares[party]
 
     def _submit(self, job: Job, work: Callable[[], object]) -> _PendingCall:
         call = _PendingCall(job, work)
