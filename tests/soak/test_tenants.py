@@ -46,7 +46,8 @@ async def test_hostile_tenant_does_not_hurt_others() -> None:
     assert result.before is not None
     assert result.after is not None
     assert result.after.files <= result.before.files + MOST_FILES
-    assert result.after.processes <= result.before.processes
+    # The process that makes jails starts with the first sandbox.
+    assert result.after.processes <= result.before.processes + 1
     assert result.growth < LARGEST_GROWTH
     if SOAK:
         assert result.latencies[ALL].ratio(99) <= LARGEST_RATIO
