@@ -88,8 +88,9 @@ class SoakResult:
 
     @property
     def growth(self) -> float:
-        """Greatest growth of the server's memory after the first windows of a life, in MB."""
-        return max((life[-1].memory - life[0].memory for life in self.usage if life), default=0.0)
+        """Greatest growth of memory in a life of the server after its first attacks, in MB."""
+        lives = [life for life in self.usage if len(life) > 2]
+        return max((life[-1].memory - life[1].memory for life in lives), default=0.0)
 
 
 class LoadProgram:

@@ -33,6 +33,7 @@ pytestmark = [
 ]
 # Megabytes. An interpreter returns little memory to the kernel, so the first windows count.
 LARGEST_GROWTH = 100.0
+MOST_MEMORY = 400.0
 # Descriptors of idle connections, and of sandboxes created ahead.
 MOST_FILES = 48
 LARGEST_RATIO = 2.0
@@ -48,6 +49,7 @@ async def test_hostile_tenant_does_not_hurt_others() -> None:
     assert result.after.files <= result.before.files + MOST_FILES
     # The process that makes jails starts with the first sandbox.
     assert result.after.processes <= result.before.processes + 1
+    assert result.after.memory < MOST_MEMORY
     assert result.growth < LARGEST_GROWTH
     if SOAK:
         assert result.latencies[ALL].ratio(99) <= LARGEST_RATIO
