@@ -22,6 +22,7 @@ BANNED_NAMES = {"utils.py", "helpers.py", "manager.py", "base.py"}
 LEAVES = {"errors", "isolation", "limits", "options", "types"}
 FOUNDATION = LEAVES | {"foundation", "project"}
 CONTRACT = FOUNDATION | {"wire", "egress", "runtime", "sandbox"}
+TENANCY = FOUNDATION | {"wire", "egress", "tenancy"}
 ENGINE = CONTRACT | {"engine"}
 AGENTS = CONTRACT | {"client", "agents"}
 EVERYTHING = (
@@ -33,6 +34,7 @@ EVERYTHING = (
         "integrations",
         "server",
         "sync",
+        "tenancy",
         "testing",
     }
 )
@@ -50,11 +52,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sandbox": CONTRACT,
     "integrations": CONTRACT,
     "engine": CONTRACT,
-    "server": ENGINE,
+    "tenancy": FOUNDATION | {"wire", "egress"},
+    "server": ENGINE | TENANCY,
     "client": CONTRACT,
     "sync": CONTRACT | {"client"},
     "agents": CONTRACT | {"client"},
-    "app": AGENTS,
+    "app": AGENTS | TENANCY,
     "cli": EVERYTHING,
     "testing": EVERYTHING,
 }

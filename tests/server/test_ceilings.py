@@ -16,7 +16,7 @@ from http_response import HttpResponse, fetch
 from smokebox.limits import MIB
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.server.tenancy.profile import parse_profile
+from smokebox.tenancy.profile import parse_profile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

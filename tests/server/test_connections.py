@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from smokebox.errors import InvalidOption
-from smokebox.server.connections import ConnectionLimits
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
+from smokebox.tenancy.connections import ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -207,4 +207,4 @@ async def test_other_peers_cannot_choose_their_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize("proxy", ["", "proxy.example", "10.0.0.0/40"])
 def test_invalid_proxy_is_refused(proxy: str) -> None:
     with pytest.raises(InvalidOption, match="not the address of a proxy"):
-        ConnectionLimits(ServerSettings(home="h", trusted_proxies=(proxy,)))
+        ConnectionLimits(trusted_proxies=[proxy])

@@ -18,14 +18,14 @@ from http_response import fetch
 from smokebox.errors import Unauthorized
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.server.tenancy.peer import find_uid, peer_uid
+from smokebox.tenancy.peer import find_uid, peer_uid
 from unprivileged import NOBODY, as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from smokebox.server.tenancy.peer import Address
+    from smokebox.tenancy.peer import Address
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 WS = "/api/sandboxes/ghost/terminals/t"

@@ -11,8 +11,8 @@ import pytest
 from smokebox.errors import LimitReached
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.server.tenancy.principal import LOCAL, Principal
-from smokebox.server.tenancy.rate_limit import RateLimiter
+from smokebox.tenancy.principal import LOCAL, Principal
+from smokebox.tenancy.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ class Clock:
 
 
 def _limiter(clock: Clock, **settings: float) -> RateLimiter:
-    return RateLimiter(ServerSettings(home="h", **settings), clock)  # type: ignore[arg-type]
+    return RateLimiter(clock=clock, **settings)  # type: ignore[arg-type]
 
 
 def test_burst_of_one_second_then_the_rate() -> None:

@@ -14,13 +14,13 @@ import pytest_asyncio
 from http_response import HttpResponse, fetch
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.server.tenancy.profile import parse_profile
+from smokebox.tenancy.profile import parse_profile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.server.tenancy.profile import Profile
+    from smokebox.tenancy.profile import Profile
 
 SMALL = parse_profile("test", "small", {"memory": "256MiB", "sandboxes": 2})
 

@@ -15,7 +15,7 @@ from smokebox.agents.approval import Approval
 from smokebox.errors import Forbidden, LimitReached
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.server.tenancy.profile import parse_profile
+from smokebox.tenancy.profile import parse_profile
 from smokebox.testing import ScriptedModel, call
 
 if TYPE_CHECKING:

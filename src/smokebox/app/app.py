@@ -19,7 +19,12 @@ from smokebox.app.settings import app_keys
 from smokebox.app.streams import EventStreams
 from smokebox.client.bindings import Environment
 from smokebox.errors import InvalidOption, SmokeboxError, Unsupported
+from smokebox.foundation.endpoint import default_home
 from smokebox.project import Secrets, load_config
+from smokebox.tenancy.config import load_server_config
+from smokebox.tenancy.keys import Keys
+from smokebox.tenancy.rate_limit import RateLimiter
+from smokebox.tenancy.running_requests import RunningRequests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +39,19 @@ _current: App | None = None
 
 
 class App:
-    """Agents and workflows of a folder. Nothing is opened before `start`."""
+    """Agents and workflows of a folder. Nothing is opened before `start`.
+
+    Args:
+        folder: The project.
+        strict: Raise the error of a file that cannot be loaded, instead of skipping it.
+        keys: Keys of operators, by default those of SMOKEBOX_APP_KEYS.
+    """
 
     inbox: AppInbox
     store: SessionStore
     conversations: OpenConversations
     streams: EventStreams
+    _watching: contextlib.AsyncExitStack
 
     def __init__(
         self, folder: str | Path, *, strict: bool = True, keys: tuple[str, ...] | None = None
@@ -47,7 +59,13 @@ class App:
         self.project: AppProject = load_project(folder, strict=strict)
         self.env = Environment(self.project.folder)
         self.secrets = Secrets(self.project.folder)
-        self.keys = app_keys(self.secrets) if keys is None else keys
+        operators = app_keys(self.secrets) if keys is None else keys
+        self._operators = operators
+        self._profiles = load_server_config(default_home()).profiles
+        self.keys = self.open_keys(required=bool(operators), checks_peers=False)
+        self.rate_limiter = RateLimiter()
+        self.running = RunningRequests()
+        self.connections = self.project.settings.connections()
         self.started = False
         self._strict = strict
         self._starting: asyncio.Lock | None = None
@@ -55,6 +73,26 @@ class App:
         self._runner: Runner | None = None
         self._scheduler: Scheduler | None = None
         self._preloading: asyncio.Task[None] | None = None
+
+    @property
+    def has_operator_keys(self) -> bool:
+        """True if keys of operators were set, so that each request needs a key."""
+        return bool(self._operators)
+
+    def open_keys(self, *, required: bool, checks_peers: bool) -> Keys:
+        """Return the keys of the user's state directory, and the app's own of operators.
+
+        Args:
+            required: Each request needs a key.
+            checks_peers: Without a key, only this user and root are served.
+        """
+        return Keys(
+            default_home(),
+            self._profiles,
+            required=required,
+            checks_peers=checks_peers,
+            operators=self._operators,
+        )
 
     async def start(self, *, work: bool = True) -> None:
         """Open everything and continue accepted work. Safe to repeat.
@@ -81,6 +119,8 @@ class App:
                 self.inbox, self.store, self.conversations, lambda: self.project, self.env
             )
             self._scheduler = Scheduler(self.inbox, lambda: self.project)
+            self._watching = contextlib.AsyncExitStack()
+            await self._watching.enter_async_context(self.running.watch(self.keys))
             if work:
                 self._preloading = asyncio.create_task(asyncio.to_thread(preload, self.project))
                 self._runner.start()
@@ -96,7 +136,10 @@ class App:
         abandoned = self.started and self._loop is not None and self._loop.is_closed()
         self._loop = asyncio.get_running_loop()
         if abandoned:
-            self.started, self._starting = False, None
+            self.started, self._starting, self.running = False, None, RunningRequests()
+            self.keys = self.open_keys(
+                required=self.keys.required, checks_peers=self.keys.checks_peers
+            )
             await self.store.aclose()
             await self.inbox.aclose()
 
@@ -129,9 +172,11 @@ class App:
             await self._scheduler.stop()
         if self._runner is not None:
             await self._runner.stop(self._grace(grace))
+        await self._watching.aclose()
         await self.conversations.aclose()
         await self.store.aclose()
         await self.inbox.aclose()
+        await self.keys.aclose()
 
     def _grace(self, grace: float | None) -> float:
         return self.project.settings.grace if grace is None else grace

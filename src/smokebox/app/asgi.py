@@ -11,7 +11,8 @@ from starlette.websockets import WebSocketClose
 
 from smokebox.app.app import App
 from smokebox.app.definitions import ServedAgent
-from smokebox.app.request import endpoint, error_response, json_response
+from smokebox.app.endpoint import AppEndpoint
+from smokebox.app.request import error_response, json_response
 from smokebox.app.routes import agents, submissions, workflows
 from smokebox.errors import NotFound
 from smokebox.wire.failure import failure_of
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from starlette.responses import Response
-    from starlette.routing import BaseRoute
     from starlette.types import Receive, Scope, Send
 
     from smokebox.app.project import Served
@@ -40,7 +40,8 @@ def create_app(
 
     Args:
         folder: The project.
-        keys: API keys that give access, by default those of SMOKEBOX_APP_KEYS.
+        keys: Keys of operators, by default those of SMOKEBOX_APP_KEYS. With any, each request needs
+            one of them, or a key of `smokebox keys create`. Without, your app checks requests.
         strict: Raise the error of a file that cannot be loaded, instead of skipping it.
     """
     return asgi(App(folder, strict=strict, keys=None if keys is None else tuple(keys)))
@@ -62,7 +63,9 @@ def asgi(app: App) -> Starlette:
         # Looked up per request: a reload replaces it.
         await (app.project.site or _not_found)(scope, receive, send)
 
-    served = Starlette(routes=[*_routes(app), Mount("/", site)], lifespan=lifespan)
+    served = Starlette(
+        routes=[*(one.route(app) for one in ENDPOINTS), Mount("/", site)], lifespan=lifespan
+    )
     served.state.smokebox = app
     return served
 
@@ -86,39 +89,18 @@ def _lifespan_of(site: Any) -> AbstractAsyncContextManager[object]:
     return contextlib.nullcontext() if router is None else router.lifespan_context(site)
 
 
-def _routes(app: App) -> list[BaseRoute]:
-    conversation, run = "/agents/{name}/{id}", "/runs/{id}"
-    return [
-        endpoint(app, "GET", "/health", _health, guarded=False),
-        endpoint(app, "GET", "/agents", _index),
-        endpoint(app, "GET", "/workflows", _index),
-        endpoint(app, "GET", "/agents/{name}", agents.conversations),
-        endpoint(app, "POST", conversation, agents.post, guarded=False),
-        endpoint(app, "GET", conversation, agents.get),
-        endpoint(app, "DELETE", conversation, agents.delete),
-        endpoint(app, "POST", f"{conversation}/abort", agents.abort),
-        endpoint(app, "POST", f"{conversation}/approvals/{{call_id}}", agents.decide),
-        endpoint(app, "POST", "/workflows/{name}", workflows.post, guarded=False),
-        endpoint(app, "GET", "/workflows/{name}", workflows.runs),
-        endpoint(app, "GET", run, workflows.get),
-        endpoint(app, "GET", f"{run}/events", workflows.events),
-        endpoint(app, "POST", f"{run}/abort", workflows.abort),
-        endpoint(app, "GET", "/submissions/{submission}", submissions.get),
-    ]
-
-
 async def _health(request: AppRequest) -> Response:
     """Report that the app is running."""
     return json_response({"status": "ok", "open": await request.app.inbox.count_open()})
 
 
 async def _index(request: AppRequest) -> Response:
-    """List the agents and workflows."""
-    project = request.app.project
+    """List the agents and workflows that the sender may read."""
+    project, scopes = request.app.project, request.principal.scopes
     return json_response(
         Index(
-            _infos(request, "agents", project.agents),
-            _infos(request, "workflows", project.workflows),
+            _infos(request, "agents", project.agents) if "agents:read" in scopes else [],
+            _infos(request, "workflows", project.workflows) if "runs:read" in scopes else [],
         )
     )
 
@@ -141,3 +123,82 @@ def _infos(request: AppRequest, kind: str, served: Mapping[str, Served]) -> list
         for file, fault in faults
         if file.parent.name == kind
     ]
+
+
+_CONVERSATION, _RUN = "/agents/{name}/{id}", "/runs/{id}"
+_CONVERSATIONS, _RUNS = "conversations", "runs"
+_READS, _WRITES = ("agents:read",), ("agents:write",)
+_READS_RUNS, _WRITES_RUNS = ("runs:read",), ("runs:write",)
+
+ENDPOINTS = [
+    AppEndpoint(method="GET", path="/health", serve=_health),
+    AppEndpoint(method="GET", path="/agents", serve=_index, scopes=_READS),
+    AppEndpoint(method="GET", path="/workflows", serve=_index, scopes=_READS_RUNS),
+    AppEndpoint(method="GET", path="/agents/{name}", serve=agents.conversations, scopes=_READS),
+    AppEndpoint(
+        method="POST",
+        path=_CONVERSATION,
+        serve=agents.post,
+        scopes=_WRITES,
+        signed=True,
+        id_kind=_CONVERSATIONS,
+    ),
+    AppEndpoint(
+        method="GET",
+        path=_CONVERSATION,
+        serve=agents.get,
+        scopes=_READS,
+        id_kind=_CONVERSATIONS,
+    ),
+    AppEndpoint(
+        method="DELETE",
+        path=_CONVERSATION,
+        serve=agents.delete,
+        scopes=_WRITES,
+        id_kind=_CONVERSATIONS,
+    ),
+    AppEndpoint(
+        method="POST",
+        path=f"{_CONVERSATION}/abort",
+        serve=agents.abort,
+        scopes=_WRITES,
+        id_kind=_CONVERSATIONS,
+    ),
+    AppEndpoint(
+        method="POST",
+        path=f"{_CONVERSATION}/approvals/{{call_id}}",
+        serve=agents.decide,
+        scopes=("approvals:write",),
+        id_kind=_CONVERSATIONS,
+    ),
+    AppEndpoint(
+        method="POST",
+        path="/workflows/{name}",
+        serve=workflows.post,
+        scopes=_WRITES_RUNS,
+        signed=True,
+    ),
+    AppEndpoint(method="GET", path="/workflows/{name}", serve=workflows.runs, scopes=_READS_RUNS),
+    AppEndpoint(method="GET", path=_RUN, serve=workflows.get, scopes=_READS_RUNS, id_kind=_RUNS),
+    AppEndpoint(
+        method="GET",
+        path=f"{_RUN}/events",
+        serve=workflows.events,
+        scopes=_READS_RUNS,
+        id_kind=_RUNS,
+    ),
+    AppEndpoint(
+        method="POST",
+        path=f"{_RUN}/abort",
+        serve=workflows.abort,
+        scopes=_WRITES_RUNS,
+        id_kind=_RUNS,
+    ),
+    AppEndpoint(
+        method="GET",
+        path="/submissions/{submission}",
+        serve=submissions.get,
+        scopes=(*_READS, *_READS_RUNS),
+    ),
+]
+"""Every endpoint of an app."""

@@ -33,29 +33,35 @@ class OriginGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 403."""
         if self._guarded and scope["type"] in ("http", "websocket"):
-            headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-            reason = self._rejection(
-                headers.get("host", b"").decode("latin-1"),
-                headers.get("origin", b"").decode("latin-1"),
-            )
+            reason = self._rejection([(a, b.decode("latin-1")) for a, b in scope["headers"]])
             if reason is not None:
                 error = Forbidden(
                     reason,
-                    hint="Set SMOKEBOX_APP_KEYS and send one of the keys; behind a proxy that "
-                    "authenticates, start the app with --open.",
+                    hint="Start the app with --keys and send a key; see `smokebox keys create`. "
+                    "Behind a proxy that authenticates, listen on another address than the "
+                    "loopback with --no-keys.",
                     reason="origin",
                 )
                 await error_response(failure_of(error), 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _rejection(self, host: str, origin: str) -> str | None:
-        found = _HOST.fullmatch(host)
-        name = (found[1] or found[2]).lower().removesuffix(".") if found else ""
-        if name not in self._names:
-            return f"this app is not served as host {host!r:.100}."
-        if origin and origin.partition("://")[2].lower() != host.lower():
-            return f"requests from pages of {origin!r:.100} are not allowed."
+    def _rejection(self, headers: list[tuple[bytes, str]]) -> str | None:
+        hosts = [value for name, value in headers if name == b"host"] or [""]
+        for host in hosts:
+            found = _HOST.fullmatch(host)
+            name = (found[1] or found[2]).lower().removesuffix(".") if found else ""
+            if name not in self._names:
+                return f"this app is not served as host {host!r:.100}."
+        origins = [value for name, value in headers if name == b"origin"]
+        for origin in origins:
+            if origin.partition("://")[2].lower() != hosts[0].lower():
+                return f"requests from pages of {origin!r:.100} are not allowed."
+        values = dict(headers)
+        foreign = values.get(b"sec-fetch-site") in ("cross-site", "same-site")
+        if foreign and not origins and values.get(b"sec-fetch-mode") != "navigate":
+            # Images and scripts of a page have no Origin.
+            return "requests from pages of other sites are not allowed."
         return None
 
 

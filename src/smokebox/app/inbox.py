@@ -130,7 +130,7 @@ class AppInbox:
         body: Any,
         *,
         key: str | None = None,
-        signed: bool = False,
+        delivery: str | None = None,
         request: dict[str, Any] | None = None,
         head: int = 0,
     ) -> StoredSubmission:
@@ -140,7 +140,8 @@ class AppInbox:
             target: Conversation or run that the work is for.
             body: Message or payload, as JSON types.
             key: Idempotency key: the same key for the same target returns the earlier submission.
-            signed: The key is that of a signed delivery, which is accepted for one target only.
+            delivery: Key of a signed delivery, which is accepted for one target only. Unless it is
+                `key` too, it is accepted there again.
             request: HTTP request that the work came with.
             head: Last offset of the conversation.
 
@@ -161,11 +162,13 @@ class AppInbox:
                 if known[1] != digest:
                     raise _key_conflict(key or "")
                 return str(known[0])
-            if signed:
-                delivery = (target.kind, target.name, key)
-                if connection.execute(tables.DELIVERED_TO, delivery).fetchone() is not None:
+            if delivery is not None:
+                values = (target.kind, target.name, delivery)
+                earlier = connection.execute(tables.DELIVERED_TO, values).fetchone()
+                if earlier is None:
+                    connection.execute(tables.ADD_DELIVERY, (*values, target.id))
+                elif delivery == key or earlier[0] != target.id:
                     raise _delivery_conflict(target)
-                connection.execute(tables.ADD_DELIVERY, (*delivery, target.id))
             connection.execute(tables.ADD, (id, number, data, request_data, head, key, digest, now))
             return id
 
@@ -181,17 +184,13 @@ class AppInbox:
         """Return a submission. Raises `NotFound`."""
         rows = await self._select(tables.GET, (id,))
         if not rows:
-            raise NotFound(
-                f"there is no submission {id!r:.100}.",
-                hint="It may have been deleted after the app's retention time.",
-                kind="submission",
-                name=id,
-            )
+            raise no_submission(id)
         return _submission(rows[0])
 
-    async def runs(self, workflow: str, *, limit: int) -> list[StoredSubmission]:
-        """Return the runs of a workflow, the latest first."""
-        return [_submission(row) for row in await self._select(tables.RUNS, (workflow, limit))]
+    async def runs(self, workflow: str, *, limit: int, prefix: str = "") -> list[StoredSubmission]:
+        """Return the runs of a workflow whose ids begin with the prefix, the latest first."""
+        rows = await self._select(tables.RUNS, (workflow, prefix, prefix, limit))
+        return [_submission(row) for row in rows]
 
     async def run(self, id: str) -> StoredSubmission:
         """Return a run of a workflow. Raises `NotFound`."""
@@ -485,6 +484,16 @@ def _submission(row: tuple[Any, ...]) -> StoredSubmission:
         outcome=None if outcome is None else msgspec.json.decode(outcome, type=SubmissionOutcome),
         request=None if request is None else msgspec.json.decode(request),
         head=head,
+    )
+
+
+def no_submission(id: str) -> NotFound:
+    """Return the error for a submission that does not exist."""
+    return NotFound(
+        f"there is no submission {id!r:.100}.",
+        hint="It may have been deleted after the app's retention time.",
+        kind="submission",
+        name=id,
     )
 
 

@@ -81,7 +81,10 @@ _FIELDS = (
 _ALL = f"SELECT {_FIELDS} FROM submissions JOIN targets ON number = target"
 GET = f"{_ALL} WHERE submissions.id = ?"
 # Ordered by number, as the index is: each run is the only one of its target.
-RUNS = f"{_ALL} WHERE kind = 'workflow' AND name = ? ORDER BY number DESC LIMIT ?"
+RUNS = (
+    f"{_ALL} WHERE kind = 'workflow' AND name = ? AND substr(targets.id, 1, length(?)) = ? "
+    "ORDER BY number DESC LIMIT ?"
+)
 RUN = f"{_ALL} WHERE targets.id = ? AND +kind = 'workflow' ORDER BY position DESC LIMIT 1"
 _TARGETS = (
     "SELECT submissions.id, kind, name, targets.id FROM submissions "

@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
-import hmac
-import logging
+import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
 
 from smokebox.app.inbox import check_conversation_id
-from smokebox.errors import InvalidOption, SmokeboxError, Unauthorized
-from smokebox.foundation.ids import new_global_id
+from smokebox.errors import InvalidOption
+from smokebox.tenancy.peer import PEER
+from smokebox.tenancy.principal import ANONYMOUS
 from smokebox.wire.codec import whole
-from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
+from smokebox.wire.failure import Failure, FailureResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import contextlib
 
     from starlette.requests import Request
 
     from smokebox.app.app import App
     from smokebox.app.definitions import Trigger
+    from smokebox.app.endpoint import AppEndpoint
+    from smokebox.app.webhook import Delivery
+    from smokebox.tenancy.running_requests import RunningRequest
 
 T = TypeVar("T")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _MAX_WAIT = 60.0
 
-_log = logging.getLogger("smokebox.app")
-
 
 class AppRequest:
-    """A request to an endpoint, with the app that serves it."""
+    """A request to an endpoint, with the app that serves it.
 
-    def __init__(self, app: App, http: Request) -> None:
+    `principal` is its sender, once that is known: `ANONYMOUS` for a webhook.
+
+    Args:
+        running: The request, which ends when the key of its sender does.
+        held: What is released when the response has been sent.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        http: Request,
+        endpoint: AppEndpoint,
+        running: RunningRequest,
+        held: contextlib.ExitStack,
+    ) -> None:
         self.app = app
         self.http = http
+        self.principal = ANONYMOUS
+        self._endpoint = endpoint
+        self._running = running
+        self._held = held
 
     def path_param(self, name: str) -> str:
         """Return a path parameter."""
@@ -60,19 +77,30 @@ class AppRequest:
         data = await self.body()
         return decode(kind, b"{}" if optional and not data else data)
 
-    def check_key(self) -> None:
-        """Raise `Unauthorized` if the app has keys and the request has none of them."""
-        keys = self.app.keys
-        token = self.http.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        # Every key is compared, so that the response time reveals nothing.
-        if keys and not any([hmac.compare_digest(token, key.encode()) for key in keys]):
-            raise Unauthorized(
-                "this app requires a key.",
-                hint="Send `Authorization: Bearer KEY` with one of SMOKEBOX_APP_KEYS.",
-            )
+    def authenticate(self) -> None:
+        """Find out who sends the request, and count it towards the limits of that key.
 
-    def verify(self, trigger: Trigger, body: bytes) -> str | None:
-        """Check the signature, if the trigger requires one, and return the delivery's id."""
+        Raises:
+            Unauthorized: The key is missing or not valid.
+            Forbidden: The key has not the scope, or is for other ids.
+            LimitReached: The key sends too many requests.
+        """
+        app, headers = self.app, self.http.headers
+        authorization = headers.get("authorization")
+        encoded = None if authorization is None else authorization.encode("latin-1")
+        principal = app.keys.principal(encoded, self.http.scope.get(PEER))
+        if not principal.scopes.intersection(self._endpoint.scopes):
+            principal.check_scope(self._endpoint.scopes[0])
+        if self._endpoint.id_kind:
+            principal.check_id(self._endpoint.id_kind, self.path_param("id"))
+        usage = app.rate_limiter.acquire(principal, by_socket=False)
+        if usage is not None:
+            self._held.callback(usage.end)
+        self._held.enter_context(app.running.hold(principal.id, self._running))
+        self.principal = principal
+
+    def verify(self, trigger: Trigger, body: bytes) -> Delivery | None:
+        """Check the signature, if the trigger requires one, and return the delivery."""
         if trigger.signature is None:
             return None
         secret = getattr(self.app.secrets, trigger.signature.secret)
@@ -114,36 +142,6 @@ class AppRequest:
         return f"{root}{path}"
 
 
-def endpoint(
-    app: App,
-    method: str,
-    path: str,
-    serve: Callable[[AppRequest], Awaitable[Response]],
-    *,
-    guarded: bool = True,
-) -> Route:
-    """Return a route. A `guarded` one requires a key."""
-
-    async def handle(http: Request) -> Response:
-        request = AppRequest(app, http)
-        try:
-            if guarded:
-                request.check_key()
-            await app.start()
-            return await serve(request)
-        except SmokeboxError as error:
-            return error_response(failure_of(error), status_of(type(error)))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception:
-            id = new_global_id()
-            _log.exception("unexpected error in request %s", id)
-            failure = Failure(code="error", message="internal error.", request_id=id)
-            return error_response(failure, 500)
-
-    return Route(path, handle, methods=[method])
-
-
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a value as a JSON response."""
     return Response(
@@ -153,7 +151,12 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(failure: Failure, status: int) -> Response:
     """Return an error as a JSON response."""
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    headers = {}
+    if status == 401:
+        sent = failure.fields.get("reason") not in ("missing", "peer")
+        headers["www-authenticate"] = 'Bearer error="invalid_token"' if sent else "Bearer"
+    if status in (429, 503):
+        headers["retry-after"] = str(math.ceil(float(failure.fields.get("retry_after") or 1)))
     return json_response(FailureResponse(failure), status, headers)
 
 
@@ -168,14 +171,17 @@ def decode(kind: type[T], data: bytes) -> T:
             option="body",
         ) from None
     except RecursionError:
-        raise InvalidOption(
-            "the request body is nested too deeply.",
-            hint="Send a flatter document.",
-            option="body",
-        ) from None
+        raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidOption(
             f"the request body is not JSON: {error}.",
             hint="Send a JSON document as application/json.",
             option="body",
         ) from None
+
+
+def nested_too_deeply() -> InvalidOption:
+    """Return the error for JSON that is nested too deeply."""
+    return InvalidOption(
+        "the request body is nested too deeply.", hint="Send a flatter document.", option="body"
+    )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from smokebox.app.asgi import asgi
 from smokebox.app.guard import OriginGuard, RequestDrain
-from smokebox.app.settings import KEYS
-from smokebox.errors import InvalidOption, SmokeboxError
+from smokebox.errors import SmokeboxError
 from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import listen, url_of
 from smokebox.foundation.signals import handle_signals
 from smokebox.foundation.tasks import run_until_first
+from smokebox.tenancy.http_protocol import CountedWebSocketProtocol, LimitedHttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +35,7 @@ async def serve(
     *,
     host: str = LOOPBACK,
     port: int = PORT,
-    open: bool = False,
+    keys: bool | None = None,
     grace: float | None = None,
     ready: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
@@ -47,12 +48,12 @@ async def serve(
         app: The app.
         host: Address to listen on.
         port: Port to listen on, 0 for any free one.
-        open: Accept requests from other machines without a key.
+        keys: Require a key for each request. None: only if the app has keys of operators, or if
+            `host` is not loopback. Without, a loopback address serves only this user and root, and
+            any other address every client.
         grace: Seconds to wait for running work, by default those of the settings.
         ready: Called with the URL once the app is served; may run until it stops.
 
-    Raises:
-        InvalidOption: Other machines could send requests without a key.
     """
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
@@ -71,22 +72,26 @@ async def serve(
         await run_until_first(app.drain(grace), hurry.wait())
 
     with handle_signals((signal.SIGINT, signal.SIGTERM), stop):
-        async with run_app(app, host=host, port=port, open=open) as url:
+        async with run_app(app, host=host, port=port, keys=keys) as url:
             await run_until_first(run_ready(url), drain())
 
 
 @contextlib.asynccontextmanager
 async def run_app(
-    app: App, *, host: str = LOOPBACK, port: int = 0, open: bool = False
+    app: App, *, host: str = LOOPBACK, port: int = 0, keys: bool | None = None
 ) -> AsyncIterator[str]:
     """Run the app on this event loop for the duration of the block, and yield its URL; see
     `serve`.
     """
-    check_exposure(app, host, open=open)
+    required = app.has_operator_keys or not is_loopback(host) if keys is None else keys
+    checks_peers = is_loopback(host) and not required
+    app.keys = app.open_keys(required=required, checks_peers=checks_peers)
     with contextlib.closing(listen(host, port)) as listener:
         # Started first, so that a file that cannot be opened raises our error.
         await app.start()
-        requests = RequestDrain(OriginGuard(asgi(app), host, guarded=not app.keys and not open))
+        requests = RequestDrain(OriginGuard(asgi(app), host, guarded=checks_peers))
+        limits = app.connections
+        head_seconds = app.project.settings.head_timeout
         server = EmbeddedServer(
             uvicorn.Config(
                 requests,
@@ -94,6 +99,13 @@ async def run_app(
                 access_log=False,
                 server_header=False,
                 lifespan="on",
+                http=cast(
+                    "type[asyncio.Protocol]",
+                    functools.partial(LimitedHttpProtocol, limits, head_seconds),
+                ),
+                ws=cast(
+                    "type[asyncio.Protocol]", functools.partial(CountedWebSocketProtocol, limits)
+                ),
                 # Open requests have been drained already.
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
                 timeout_keep_alive=60,
@@ -115,19 +127,6 @@ async def run_app(
             await requests.close()
             await asyncio.wait([serving])
             await app.stop(0)
-
-
-def check_exposure(app: App, host: str, *, open: bool) -> None:
-    """Raise `InvalidOption` if other machines could send requests without a key."""
-    if app.keys or open or is_loopback(host):
-        return
-    raise InvalidOption(
-        f"{host} is reachable from other machines, and this app has no keys.",
-        hint=f"Set {KEYS} to one or more keys; behind a proxy that authenticates, "
-        "use `smokebox app --open`.",
-        option="host",
-        value=host,
-    )
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from smokebox.client.bindings import sandbox_bindings
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 from smokebox.project import load_config
+from smokebox.tenancy.connections import HEAD_SECONDS, PER_ADDRESS, ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,11 @@ class AppSettings:
       the next start.
     - `retention`: seconds for which ended work is kept; None keeps it.
     - `max_body`: largest body of a request, in bytes.
+    - `head_timeout`: seconds that the head of a request may take.
+    - `address_connections`: open connections of each address.
+    - `max_connections`: open connections in all; None: half of the files that may be open.
+    - `trusted_proxies`: addresses and networks of proxies that name their clients in
+      X-Forwarded-For.
     """
 
     state: str = FOLDER
@@ -44,6 +50,19 @@ class AppSettings:
     grace: float = 10.0
     retention: float | None = None
     max_body: int = 32 * 1024 * 1024
+    head_timeout: float = HEAD_SECONDS
+    address_connections: int = PER_ADDRESS
+    max_connections: int | None = None
+    trusted_proxies: tuple[str, ...] = ()
+
+    def connections(self) -> ConnectionLimits:
+        """Return the limits of open connections."""
+        return ConnectionLimits(
+            per_address=self.address_connections,
+            total=self.max_connections,
+            trusted_proxies=self.trusted_proxies,
+            setting=lambda name: f"`{name}` in [app] of smokebox.toml",
+        )
 
     def folder(self, project: Path) -> Path:
         """Return the folder of the app's files."""
@@ -66,22 +85,27 @@ def load_settings(project: Path) -> AppSettings:
     where = f"{config.file}: [app]"
     options = dict(config.app)
     refuse_unknown(where, options, [field.name for field in fields(AppSettings)])
-    for name in ("grace", "idle", "retention"):
+    for name in ("grace", "head_timeout", "idle", "retention"):
         if name in options:
             options[name] = _seconds(where, name, options[name])
-    for name in ("concurrency", "max_body"):
+    for name in ("address_connections", "concurrency", "max_body", "max_connections"):
         if name in options and (not _is_integer(options[name]) or options[name] < 1):
             raise _invalid(where, name, options[name], "a positive integer")
     for name in ("state", "store"):
         if name in options and not (isinstance(options[name], str) and options[name]):
             raise _invalid(where, name, options[name], "a path")
+    if "trusted_proxies" in options:
+        proxies = options["trusted_proxies"]
+        if not isinstance(proxies, list) or not all(isinstance(one, str) for one in proxies):
+            raise _invalid(where, "trusted_proxies", proxies, "a list of addresses")
+        options["trusted_proxies"] = tuple(proxies)
     if state := os.environ.get(STATE):
         options["state"] = state
     return AppSettings(**options)
 
 
 def app_keys(secrets: Mapping[str, str] | Any) -> tuple[str, ...]:
-    """Return the app's keys from the environment or `.env`; none means open access."""
+    """Return the keys of operators from the environment or `.env`."""
     return tuple(filter(None, (one.strip() for one in (secrets.get(KEYS) or "").split(","))))
 
 

@@ -37,9 +37,20 @@ class Signature:
     algorithm: str = "sha256"
     window: float = WINDOW_SECONDS
 
-    def check(self, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
-        """Return the id of the delivery, if it has one. Raises `Unauthorized` if not signed."""
+    def check(self, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
+        """Return the delivery. Raises `Unauthorized` if it is not signed."""
         return _CHECKS[self.preset](self, headers, body, secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A signed request. Its URL is not signed, so it is accepted for one target only.
+
+    `key` identifies it. With `repeats`, the sender may send the same one again and mean another.
+    """
+
+    key: str
+    repeats: bool = False
 
 
 def parse_signature(options: object, where: str) -> Signature:
@@ -91,23 +102,23 @@ def parse_signature(options: object, where: str) -> Signature:
     )
 
 
-def _github(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _github(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     expected = _hex(secret.encode(), body)
     _compare(headers.get("x-hub-signature-256", "").removeprefix("sha256="), expected)
     # GitHub signs neither the time nor the delivery's id: the same body is accepted once.
-    return expected
+    return Delivery(key=expected)
 
 
-def _slack(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _slack(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     stamp = headers.get("x-slack-request-timestamp", "")
     _check_age(stamp, scheme.window)
     expected = _hex(secret.encode(), b"v0:" + stamp.encode() + b":" + body)
     _compare(headers.get("x-slack-signature", "").removeprefix("v0="), expected)
     # Slack resends a delivery that got no timely response, with the same signature.
-    return expected
+    return Delivery(key=expected)
 
 
-def _stripe(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _stripe(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     pairs = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
     stamp = next((value for name, _, value in pairs if name.strip() == "t"), "")
     _check_age(stamp, scheme.window)
@@ -115,12 +126,10 @@ def _stripe(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: 
     signatures = [value for name, _, value in pairs if name.strip() == "v1"]
     if not any([hmac.compare_digest(one.encode(), expected.encode()) for one in signatures]):
         raise _invalid_signature()
-    return expected
+    return Delivery(key=expected)
 
 
-def _standard(
-    scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str
-) -> str | None:
+def _standard(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     _check_age(stamp, scheme.window)
     try:
@@ -132,16 +141,17 @@ def _standard(
     signatures = [one.partition(",")[2] for one in headers.get("webhook-signature", "").split(" ")]
     if not any([hmac.compare_digest(one.encode(), expected) for one in signatures]):
         raise _invalid_signature()
-    return id or None
+    return Delivery(key=id or expected.decode())
 
 
-def _hmac(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _hmac(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     signature = headers.get(scheme.header, "").removeprefix(f"{scheme.algorithm}=")
-    _compare(signature, _hex(secret.encode(), body, scheme.algorithm))
-    return None
+    expected = _hex(secret.encode(), body, scheme.algorithm)
+    _compare(signature, expected)
+    return Delivery(key=expected, repeats=True)
 
 
-_CHECKS: dict[str, Callable[[Signature, Mapping[str, str], bytes, str], str | None]] = {
+_CHECKS: dict[str, Callable[[Signature, Mapping[str, str], bytes, str], Delivery]] = {
     "github": _github,
     "slack": _slack,
     "stripe": _stripe,

@@ -1,8 +1,10 @@
-"""`smokebox keys`: create, list, show and revoke the API keys of a server."""
+"""`smokebox keys`: create, list, show and revoke the API keys of a server and its user's apps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+import os
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +20,12 @@ from smokebox.cli.output import (
 from smokebox.cli.remote import run_with_client
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from smokebox.client.client import Client
+    from smokebox.client.server_resources import Keys as ServerKeys
+    from smokebox.tenancy.keys import Keys
+    from smokebox.wire.responses import KeyInfo, NewKey
 
 keys = subcommands("Create, list, show and revoke API keys.")
 
@@ -52,8 +59,8 @@ def create(
     """Create a key and print it. It cannot be shown again."""
     seconds = None if expires is None else parse_duration("--expires", expires)
 
-    async def work(client: Client) -> None:
-        created = await client.keys.create(
+    async def work(keys: ServerKeys | _StoredKeys) -> None:
+        created = await keys.create(
             name,
             prefix=prefix,
             admin=admin,
@@ -67,15 +74,15 @@ def create(
         else:
             typer.echo(created.key)
 
-    return run_with_client(work)
+    return _run(work)
 
 
 @keys.command("list")
 def list_all(as_json: AsJson = False) -> int:
     """List keys, without their secrets."""
 
-    async def work(client: Client) -> None:
-        infos = await client.keys.list()
+    async def work(keys: ServerKeys | _StoredKeys) -> None:
+        infos = await keys.list()
         if as_json:
             print_json(infos)
             return
@@ -96,7 +103,7 @@ def list_all(as_json: AsJson = False) -> int:
             ],
         )
 
-    return run_with_client(work)
+    return _run(work)
 
 
 @keys.command()
@@ -137,15 +144,63 @@ def show(
 
 @keys.command()
 def revoke(
-    keys: Annotated[list[str], typer.Argument(metavar="ID...", help="Key IDs.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Key IDs.")],
 ) -> int:
-    """Revoke keys."""
+    """Revoke keys. Their running requests, streams and terminals end."""
 
-    async def work(client: Client) -> None:
-        for id in keys:
-            await client.keys.revoke(id)
+    async def work(keys: ServerKeys | _StoredKeys) -> None:
+        for id in ids:
+            await keys.revoke(id)
 
-    return run_with_client(work)
+    return _run(work)
+
+
+class _StoredKeys:
+    """The keys of a state directory, without a server."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    async def create(self, name: str, **options: Any) -> NewKey:
+        """Create a key."""
+        from smokebox.wire.requests import CreateKey
+
+        return await self._keys.create(CreateKey(name=name, **options))
+
+    async def list(self) -> list[KeyInfo]:
+        """Return all keys, oldest first."""
+        return self._keys.all()
+
+    async def revoke(self, id: str) -> None:
+        """Revoke a key."""
+        await self._keys.revoke(id)
+
+
+def _run(work: Callable[[ServerKeys | _StoredKeys], Awaitable[None]]) -> int:
+    """Run `work` with the keys of the server; without one, with those of the state directory.
+
+    So creating a key starts no server, which would keep `smokebox serve` from starting.
+    """
+    from smokebox.client.address import is_listening
+    from smokebox.client.client import URL
+    from smokebox.foundation.endpoint import default_home, socket_path
+    from smokebox.tenancy.config import load_server_config
+    from smokebox.tenancy.keys import Keys
+
+    home = default_home()
+    if URL in os.environ or is_listening(socket_path(home)):
+
+        async def work_with_server(client: Client) -> None:
+            await work(client.keys)
+
+        return run_with_client(work_with_server)
+
+    async def main() -> None:
+        async with Keys(home, load_server_config(home).profiles) as keys:
+            await work(_StoredKeys(keys))
+
+    asyncio.run(main())
+    return 0
 
 
 def _amount(name: str, value: object) -> str:

@@ -22,7 +22,7 @@ from smokebox.engine.names import check_id
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.options import refuse_unknown
 from smokebox.server.responses import respond_with_keepalive
-from smokebox.server.tenancy.scopes import READ, WRITE
+from smokebox.tenancy.scopes import READ, WRITE
 from smokebox.wire.codec import decode, whole
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smokebox.engine import Host, Sandbox
     from smokebox.errors import SmokeboxError
     from smokebox.server.state import ServerState
-    from smokebox.server.tenancy.principal import Principal
+    from smokebox.tenancy.principal import Principal
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 JSON = "application/json"

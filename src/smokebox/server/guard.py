@@ -28,10 +28,10 @@ from smokebox.foundation.ids import new_id
 from smokebox.foundation.turns import turns
 from smokebox.server import request_log
 from smokebox.server.responses import event
-from smokebox.server.running_requests import RunningRequest, revoked
-from smokebox.server.tenancy.keys import take_authorization
-from smokebox.server.tenancy.peer import PEER
-from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL, current_principal
+from smokebox.tenancy.keys import take_authorization
+from smokebox.tenancy.peer import PEER
+from smokebox.tenancy.principal import ANONYMOUS, LOCAL, current_principal
+from smokebox.tenancy.running_requests import RunningRequest
 from smokebox.wire import REQUEST_ID, VERSION
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
@@ -113,11 +113,10 @@ class RequestGuard:
         except (ClientDisconnect, WebSocketDisconnect):
             writer.status = writer.status or _CLIENT_DISCONNECTED
         except asyncio.CancelledError:
-            if not (drain.cut or running.was_cut):
+            if not (drain.cut or running.ended_by):
                 raise
             task.uncancel()
-            refusal = revoked() if running.was_cut else drain.refusal()
-            await self._refuse(refusal, receive, writer)
+            await self._refuse(running.ended_by or drain.refusal(), receive, writer)
         except RecursionError:
             # JSON of a depth that can be decoded, but not handled.
             _log.warning("request %s to %a is nested too deeply", writer.request_id, scope["path"])
@@ -164,13 +163,12 @@ class RequestGuard:
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
-        state.running.add(principal.id, running)
         try:
-            await turns().run(principal.id, self._forward(scope, receive, writer))
+            with state.running.hold(principal.id, running):
+                await turns().run(principal.id, self._forward(scope, receive, writer))
         finally:
-            state.running.remove(principal.id, running)
             if usage is not None:
-                usage.running -= 1
+                usage.end()
 
     async def _forward(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
         await self.app(scope, receive, writer)

@@ -24,20 +24,20 @@ from smokebox.foundation.scheduling import prefer_latency
 from smokebox.foundation.signals import handle_signals
 from smokebox.server import websocket
 from smokebox.server.app import create_app
-from smokebox.server.connections import ConnectionLimits
 from smokebox.server.health import Drain, HealthCheck
 from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
-from smokebox.server.running_requests import RunningRequests
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
 from smokebox.server.tenancy.handlers import load_allowed_handler
-from smokebox.server.tenancy.keys import Keys
 from smokebox.server.tenancy.quotas import Quotas
-from smokebox.server.tenancy.rate_limit import RateLimiter
+from smokebox.tenancy.connections import ConnectionLimits
+from smokebox.tenancy.keys import Keys
+from smokebox.tenancy.rate_limit import RateLimiter
+from smokebox.tenancy.running_requests import RunningRequests
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:
@@ -197,20 +197,35 @@ async def open_state(
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
         )
         await stack.enter_async_context(host)
-        keys = Keys(settings)
+        keys = Keys(
+            settings.home,
+            settings.profiles,
+            required=settings.needs_keys,
+            checks_peers=settings.checks_peers,
+        )
         stack.push_async_callback(keys.aclose)
-        await keys.load()
+        await asyncio.to_thread(keys.refresh)
         idempotency = await IdempotencyStore.open(host.home)
         stack.push_async_callback(idempotency.aclose)
         metrics = Metrics(drain)
-        connections, running = ConnectionLimits(settings), RunningRequests()
+        running = RunningRequests()
+        await stack.enter_async_context(running.watch(keys))
+        connections = ConnectionLimits(
+            per_address=settings.address_connections,
+            total=settings.max_connections,
+            trusted_proxies=settings.trusted_proxies,
+        )
         yield ServerState(
             host=host,
             settings=settings,
             hosts=AllowedHosts(settings),
             keys=keys,
             idempotency=idempotency,
-            rate_limiter=RateLimiter(settings),
+            rate_limiter=RateLimiter(
+                rate=settings.rate,
+                concurrency=settings.concurrency,
+                socket_too=settings.limit_socket,
+            ),
             quotas=quotas,
             drain=drain,
             health=HealthCheck(),

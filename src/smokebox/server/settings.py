@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.host import POOL_SIZE
+from smokebox.tenancy.connections import HEAD_SECONDS, PER_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.isolation import Tier
     from smokebox.sandbox.access import Access
-    from smokebox.server.tenancy.profile import Profile
+    from smokebox.tenancy.profile import Profile
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -80,8 +81,8 @@ class ServerSettings:
     origins: tuple[str, ...] = ()
     preview_url: str | None = None
     preview_timeout: float = 300.0
-    head_timeout: float = 10.0
-    address_connections: int = 256
+    head_timeout: float = HEAD_SECONDS
+    address_connections: int = PER_ADDRESS
     max_connections: int | None = None
     trusted_proxies: tuple[str, ...] = ()
     rate: float | None = None

@@ -9,18 +9,18 @@ from smokebox.server.log_search import LogSearch
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
-    from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain, HealthCheck
     from smokebox.server.hosts import AllowedHosts
     from smokebox.server.idempotency import IdempotencyStore
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
-    from smokebox.server.running_requests import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
-    from smokebox.server.tenancy.keys import Keys
     from smokebox.server.tenancy.quotas import Quotas
-    from smokebox.server.tenancy.rate_limit import RateLimiter
+    from smokebox.tenancy.connections import ConnectionLimits
+    from smokebox.tenancy.keys import Keys
+    from smokebox.tenancy.rate_limit import RateLimiter
+    from smokebox.tenancy.running_requests import RunningRequests
 
 
 @dataclass(slots=True, kw_only=True)

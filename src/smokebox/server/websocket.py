@@ -17,14 +17,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as UpgradeRequest
 
 from smokebox.errors import InvalidOption, SmokeboxError
 from smokebox.foundation.turns import start_in_turns
 from smokebox.server.endpoint import ApiCall, decode_query
-from smokebox.server.tenancy.peer import PEER, Peer
-from smokebox.server.tenancy.scopes import WRITE
+from smokebox.tenancy.http_protocol import CountedWebSocketProtocol
+from smokebox.tenancy.peer import PEER, Peer
+from smokebox.tenancy.scopes import WRITE
 from smokebox.wire.codec import decode
 from smokebox.wire.frames import ErrorFrame, Frame
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn._types import ASGISendEvent
 
-    from smokebox.server.connections import ConnectionLimits
+    from smokebox.tenancy.connections import ConnectionLimits
 
 F = TypeVar("F", bound=Frame)
 Handler = Callable[..., Awaitable[None]]
@@ -168,7 +168,7 @@ LOST = "smokebox.lost"
 _NOT_TEXT = 1007
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(CountedWebSocketProtocol):
     """uvicorn's protocol, with detection of lost clients while a handler pauses reading.
 
     While a handler does not take received frames, nothing is read from the socket, neither pongs
@@ -179,8 +179,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """
 
     def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
-        super().__init__(**options)
-        self._limits = limits
+        super().__init__(limits, **options)
         self._lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -198,7 +197,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._limits.remove(self.transport)
         self._lost.set()
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -272,6 +272,9 @@ class StoreSuite:
             await write_session(store, key)
         assert {one.key.id for one in await store.sessions(agent="x")} == {"1", "2"}
         assert {one.key.agent for one in await store.sessions(id="1")} == {"x", "y"}
+        assert {one.key.id for one in await store.sessions(prefix="1")} == {"1"}
+        assert await store.sessions(agent="x", id="1", prefix="2") == []
+        assert await store.sessions(prefix="%") == []
         [one] = await store.sessions(agent="x", id="2")
         assert one.key == SessionKey("x", "2", "s")
         assert await store.sessions(agent="'; DROP TABLE sessions; --") == []

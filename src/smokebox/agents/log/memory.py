@@ -119,9 +119,17 @@ class MemoryStore:
         return follow_records(self._wakeups, key, find=find, read=read, after=after, poll=None)
 
     async def sessions(
-        self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
+        self,
+        *,
+        agent: str | None = None,
+        id: str | None = None,
+        prefix: str = "",
+        limit: int = 1000,
     ) -> list[SessionSummary]:
-        """List the sessions that have records, the one that changed last first."""
+        """List the sessions that have records, the one that changed last first.
+
+        With `prefix`, only those whose ids begin with it.
+        """
         self._check_open()
         found = [
             SessionSummary(
@@ -133,7 +141,10 @@ class MemoryStore:
                 parent=session.parent,
             )
             for key, session in self._sessions.items()
-            if session.records and agent in (None, key.agent) and id in (None, key.id)
+            if session.records
+            and agent in (None, key.agent)
+            and id in (None, key.id)
+            and key.id.startswith(prefix)
         ]
         return sorted(found, key=lambda summary: summary.updated_at, reverse=True)[:limit]
 

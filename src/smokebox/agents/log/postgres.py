@@ -177,10 +177,18 @@ class PostgresStore:
         )
 
     async def sessions(
-        self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
+        self,
+        *,
+        agent: str | None = None,
+        id: str | None = None,
+        prefix: str = "",
+        limit: int = 1000,
     ) -> list[SessionSummary]:
-        """List the sessions that have records, the one that changed last first."""
-        rows = await self._pool.fetch(sql.LIST, agent, id, limit)
+        """List the sessions that have records, the one that changed last first.
+
+        With `prefix`, only those whose ids begin with it.
+        """
+        rows = await self._pool.fetch(sql.LIST, agent, id, prefix, limit)
         return [summary(tuple(row)) for row in rows]
 
     async def delete(self, key: SessionKey) -> bool:

@@ -101,7 +101,7 @@ LIST = (
     "SELECT agent, id, session, created_at, updated_at, head, unfinished, parent "
     "FROM smokebox_sessions "
     "WHERE head > 0 AND ($1::text IS NULL OR agent = $1) AND ($2::text IS NULL OR id = $2) "
-    "ORDER BY updated_at DESC, number DESC LIMIT $3"
+    "AND starts_with(id, $3) ORDER BY updated_at DESC, number DESC LIMIT $4"
 )
 
 FAMILY = f"""

@@ -201,14 +201,22 @@ class SqliteStore:
         return follow_records(self._wakeups, key, find=find, read=read, after=after, poll=_POLL)
 
     async def sessions(
-        self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
+        self,
+        *,
+        agent: str | None = None,
+        id: str | None = None,
+        prefix: str = "",
+        limit: int = 1000,
     ) -> list[SessionSummary]:
-        """List the sessions that have records, the one that changed last first."""
-        if agent is not None and id is not None:
+        """List the sessions that have records, the one that changed last first.
+
+        With `prefix`, only those whose ids begin with it.
+        """
+        if agent is not None and id is not None and not prefix:
             # Uses the index, however many other sessions there are.
             rows = await self._select(sql.LIST_INSTANCE, (agent, id, limit))
         else:
-            rows = await self._select(sql.LIST, (agent, agent, id, id, limit))
+            rows = await self._select(sql.LIST, (agent, agent, id, id, prefix, prefix, limit))
         return [sql.summary(row) for row in rows]
 
     async def delete(self, key: SessionKey) -> bool:

@@ -101,6 +101,7 @@ READ = (
 LIST = (
     "SELECT agent, id, session, created_at, updated_at, head, unfinished, parent FROM sessions "
     "WHERE head > 0 AND (? IS NULL OR agent = ?) AND (? IS NULL OR id = ?) "
+    "AND substr(id, 1, length(?)) = ? "
     "ORDER BY updated_at DESC, number DESC LIMIT ?"
 )
 LIST_INSTANCE = (

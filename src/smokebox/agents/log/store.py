@@ -97,9 +97,17 @@ class SessionStore(Protocol):
         ...
 
     async def sessions(
-        self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
+        self,
+        *,
+        agent: str | None = None,
+        id: str | None = None,
+        prefix: str = "",
+        limit: int = 1000,
     ) -> list[SessionSummary]:
-        """List the sessions that have records, the one that changed last first."""
+        """List the sessions that have records, the one that changed last first.
+
+        With `prefix`, only those whose ids begin with it.
+        """
         ...
 
     async def delete(self, key: SessionKey) -> bool:

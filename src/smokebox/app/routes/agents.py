@@ -79,7 +79,9 @@ async def decide(request: AppRequest) -> Response:
 
 async def conversations(request: AppRequest) -> Response:
     """List the conversations with an agent."""
-    found = await request.app.store.sessions(agent=_name(request), limit=_limit(request))
+    found = await request.app.store.sessions(
+        agent=_name(request), prefix=request.principal.prefix, limit=_limit(request)
+    )
     return json_response(
         submissions.Conversations(
             [

@@ -12,9 +12,9 @@ from smokebox.agents.session_context import DEFAULT
 from smokebox.app.attachments import check_attachments
 from smokebox.app.definitions import ServedAgent
 from smokebox.app.events import events_response, last_offset, submission_events, wants_events
-from smokebox.app.inbox import SubmissionOutcome, WorkTarget
+from smokebox.app.inbox import SubmissionOutcome, WorkTarget, no_submission
 from smokebox.app.request import decode, json_response
-from smokebox.errors import Aborted, Forbidden, InvalidOption, NotFound, ServiceUnavailable
+from smokebox.errors import Aborted, Forbidden, InvalidOption, ServiceUnavailable
 from smokebox.foundation.ids import new_global_id
 from smokebox.foundation.sse import encode
 from smokebox.wire import submissions
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 async def get(request: AppRequest) -> Response:
     """Return a submission; `?wait=20` waits up to 20 seconds for its outcome."""
     submission = await request.app.inbox.get(request.path_param("submission"))
+    target, principal = submission.target, request.principal
+    if not target.id.startswith(principal.prefix):
+        # The same as for one that does not exist.
+        raise no_submission(submission.id)
+    principal.check_scope("agents:read" if target.kind == "agent" else "runs:read")
     return await submission_response(request, submission)
 
 
@@ -79,12 +84,8 @@ async def abort_open(request: AppRequest, target: WorkTarget, id: str | None) ->
     inbox = request.app.inbox
     open = await inbox.open_ids(target)
     if id is not None and id not in open and (await inbox.get(id)).target != target:
-        raise NotFound(
-            f"{target} has no submission {id!r:.100}.",
-            hint="Send the submission_id from the response that accepted it.",
-            kind="submission",
-            name=id,
-        )
+        # The same as for one that does not exist.
+        raise no_submission(id)
     error = Aborted("the work was aborted before it started.", reason="abort")
     outcome = SubmissionOutcome("aborted", error=failure_of(error))
     chosen = [one for one in open if id in (None, one)]
@@ -136,14 +137,19 @@ async def accept_request(request: AppRequest, kind: TargetKind) -> StoredSubmiss
             f"{served.name} does not accept requests.",
             hint='Set triggers = {"webhook": True} in its file.',
         )
-    # The id of a signed delivery wins: a replay cannot pass under another key.
-    key = delivery or request.idempotency_key
-    id = request.id if kind == "agent" else run_id(served.name, key)
+    key = request.idempotency_key
+    if delivery is not None and not delivery.repeats:
+        # It wins: a replay cannot pass under another key.
+        key = delivery.key
+    prefix = "" if delivery is not None else request.principal.prefix
+    id = request.id if kind == "agent" else prefix + run_id(served.name, key)
+    # Each run has an id of its own, so a repeated delivery is bound to none.
+    bound = delivery is not None and not (delivery.repeats and kind == "workflow")
     return await request.app.inbox.accept(
         WorkTarget(kind=kind, name=served.name, id=id),
         _message(data) if isinstance(served, ServedAgent) else _payload(data),
         key=key,
-        signed=delivery is not None,
+        delivery=delivery.key if delivery is not None and bound else None,
         request=_describe_request(request.http),
         head=await _head(request.app, served.name, id) if isinstance(served, ServedAgent) else 0,
     )
@@ -162,7 +168,7 @@ def _find_target(request: AppRequest, kind: TargetKind) -> Served:
     project, name = request.app.project, request.path_param("name")
     known: Mapping[str, Served] = project.agents if kind == "agent" else project.workflows
     if name not in known or known[name].trigger.signature is None:
-        request.check_key()
+        request.authenticate()
     return project.find(kind, name)
 
 

@@ -35,7 +35,8 @@ async def post(request: AppRequest) -> Response:
 async def runs(request: AppRequest) -> Response:
     """List the latest runs of a workflow."""
     name = request.app.project.find("workflow", request.path_param("name")).name
-    found = await request.app.inbox.runs(name, limit=_MAX_RUNS)
+    prefix = request.principal.prefix
+    found = await request.app.inbox.runs(name, limit=_MAX_RUNS, prefix=prefix)
     return json_response(submissions.WorkList([describe(one) for one in found]))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from smokebox import __version__
 from smokebox.cli.project.folder import EnvFile, Folder, Host, Port, enter
-from smokebox.errors import Conflict
+from smokebox.errors import Conflict, InvalidOption
 
 
 def init(
@@ -75,7 +75,7 @@ def dev(
     async def ready(url: str) -> None:
         typer.echo(f"smokebox {__version__} serves {root} on {url}\n")
         print_routes(app.project)
-        print_examples(app.project, url, keys=bool(app.keys))
+        print_examples(app.project, url, keys=app.keys.required)
         sys.stdout.flush()
         async with asyncio.TaskGroup() as group:
             group.create_task(ActivityView(app).follow())
@@ -98,12 +98,14 @@ def app(
         typer.Option(metavar="DIR", help="State directory; else that of smokebox.toml."),
     ] = None,
     env: EnvFile = None,
-    open: Annotated[
-        bool,
+    keys: Annotated[
+        bool | None,
         typer.Option(
-            "--open", help="Accept requests without a key; a proxy in front must check them."
+            "--keys/--no-keys",
+            help="Require API keys; by default only if other machines can connect.",
         ),
-    ] = False,
+    ] = None,
+    open: Annotated[bool, typer.Option("--open", hidden=True)] = False,
     grace: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Time for work to finish after SIGTERM."),
@@ -111,10 +113,16 @@ def app(
 ) -> int:
     """Serve the agents and workflows of a project in production.
 
-    Fails to start if a file has an error. Requests from other machines need one of
-    SMOKEBOX_APP_KEYS. After SIGTERM, work in progress may finish; the next start resumes the
+    Fails to start if a file has an error. Requests from other machines and users need a key: see
+    `smokebox keys create`. After SIGTERM, work in progress may finish; the next start resumes the
     rest.
     """
+    if open:
+        raise InvalidOption(
+            "there is no option --open.",
+            hint="Use --no-keys behind a proxy that authenticates requests.",
+            option="--open",
+        )
     import logging
 
     import uvloop
@@ -132,9 +140,11 @@ def app(
 
     async def ready(url: str) -> None:
         typer.echo(f"smokebox {__version__} serves {root} on {url}")
+        if served.keys.required and not served.has_operator_keys and not served.keys.all():
+            typer.echo("No API key exists yet: smokebox keys create --name NAME")
 
     async def work() -> None:
-        await serve(served, host=host, port=port, open=open, grace=grace, ready=ready)
+        await serve(served, host=host, port=port, keys=keys, grace=grace, ready=ready)
         exit_soon()
 
     uvloop.run(work())

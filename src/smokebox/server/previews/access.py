@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from smokebox.engine.record.rows import PortRow
     from smokebox.engine.run import Run
     from smokebox.server.previews.credentials import PreviewCredentials
-    from smokebox.server.tenancy.keys import Keys
+    from smokebox.tenancy.keys import Keys
     from smokebox.wire.preview import PreviewTarget
 
 _KEY_FILE = "previews.key"

@@ -9,19 +9,19 @@ import socket
 from typing import TYPE_CHECKING
 
 from smokebox.foundation.http1.pool import ConnectionPool
-from smokebox.server.connections import CountedConnection, refusal
 from smokebox.server.previews.access import PreviewAccess, TokenSigner
 from smokebox.server.previews.names import PreviewNames
 from smokebox.server.previews.proxy import PreviewProxy
+from smokebox.tenancy.connections import CountedConnection, refusal
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
-    from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain
     from smokebox.server.metrics import Metrics
-    from smokebox.server.running_requests import RunningRequests
     from smokebox.server.settings import ServerSettings
-    from smokebox.server.tenancy.keys import Keys
+    from smokebox.tenancy.connections import ConnectionLimits
+    from smokebox.tenancy.keys import Keys
+    from smokebox.tenancy.running_requests import RunningRequests
 
 _MAX_IDLE = 64
 _IDLE_CHECK_SECONDS = 5.0

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.engine import Sandbox
+    from smokebox.errors import Unauthorized
     from smokebox.server.previews.previews import Previews
     from smokebox.wire.preview import PreviewTarget
 
@@ -118,7 +119,7 @@ class PreviewProxy:
         """True while a response that will end is on its way."""
         return self.idle_since is None and not self._relaying_websocket
 
-    def cut(self) -> None:
+    def cut(self, error: Unauthorized | None = None) -> None:
         """Reset the connection: the port or its key is gone, or the server stops."""
         self._connection.abort()
         self.task.cancel()

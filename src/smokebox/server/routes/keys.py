@@ -43,9 +43,8 @@ async def get(call: ApiCall) -> KeyDetails:
 @endpoint("DELETE", "/keys/{key}", errors=(NotFound,), admin=True)
 async def revoke(call: ApiCall) -> None:
     """Revoke an API key by its id. Its running requests, streams and terminals end."""
-    key = call.path_param("key")
-    await call.state.keys.revoke(key)
-    call.state.running.cut(key)
+    await call.state.keys.revoke(call.path_param("key"))
+    call.state.running.cut_ended(call.state.keys)
 
 
 ENDPOINTS = [list_all, create, get, revoke]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine import Sandbox
-    from smokebox.server.tenancy.principal import Principal
+    from smokebox.tenancy.principal import Principal
 
     EgressBody = Body
 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from smokebox.engine.names import check_id
+from smokebox.engine.names import check_id, random_id
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -56,7 +56,7 @@ async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
 
     With the header Idempotency-Key the request may be repeated, and creates one sandbox.
     """
-    id = body.id if body.id is not None else call.principal.random_id()
+    id = body.id if body.id is not None else call.principal.prefix + random_id()
     call.principal.check_sandbox(check_id(id))
 
     async def create_with_id(id: str) -> SandboxInfo:

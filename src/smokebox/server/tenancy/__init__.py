@@ -1,1 +1,1 @@
-"""Rights on a server: keys, profiles, ceilings, quotas and peers of local connections."""
+"""Rights over sandboxes: ceilings and quotas of tenants, and the handlers that they may name."""

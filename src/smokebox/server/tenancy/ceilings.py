@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smokebox.engine.options import CheckedOptions
     from smokebox.isolation import Tier
     from smokebox.server.settings import ServerSettings
-    from smokebox.server.tenancy.principal import Principal
+    from smokebox.tenancy.principal import Principal
 
 # Limits that the name of an instance type stands for.
 _NAMED = frozenset(("cpu", "memory", "disk"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smokebox.egress.handler import Handler
-    from smokebox.server.tenancy.principal import Principal
+    from smokebox.tenancy.principal import Principal
 
 
 def check_handler_allowed(name: str, allowed: Sequence[str], principal: Principal) -> None:

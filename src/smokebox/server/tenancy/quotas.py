@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from smokebox.errors import LimitReached
 from smokebox.server.tenancy.ceilings import complete_options
-from smokebox.server.tenancy.principal import current_principal
-from smokebox.server.tenancy.profile import TOTALS
-from smokebox.server.tenancy.scopes import WRITE
+from smokebox.tenancy.principal import current_principal
+from smokebox.tenancy.profile import TOTALS
+from smokebox.tenancy.scopes import WRITE
 from smokebox.wire.responses import QuotaUse
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from smokebox.engine.options import CheckedOptions
     from smokebox.limits import Limits
     from smokebox.server.settings import ServerSettings
-    from smokebox.server.tenancy.principal import Principal
-    from smokebox.server.tenancy.profile import Profile
+    from smokebox.tenancy.principal import Principal
+    from smokebox.tenancy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, eq=False)

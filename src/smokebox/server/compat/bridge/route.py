@@ -18,7 +18,7 @@ from starlette.routing import Route
 from smokebox.errors import SmokeboxError
 from smokebox.server.compat.bridge.errors import BridgeError, bridge_error
 from smokebox.server.endpoint import JSON, SAFE, ApiCall
-from smokebox.server.tenancy.scopes import READ, WRITE
+from smokebox.tenancy.scopes import READ, WRITE
 
 T = TypeVar("T", bound=msgspec.Struct)
 BridgeHandler = Callable[..., Awaitable[Any]]

@@ -20,7 +20,7 @@ from smokebox.server.compat.bridge.names import (
 )
 from smokebox.server.compat.bridge.route import bridge_route, decode_query
 from smokebox.server.endpoint import ApiCall
-from smokebox.server.tenancy.scopes import WRITE
+from smokebox.tenancy.scopes import WRITE
 
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket

@@ -10,7 +10,7 @@ from smokebox.errors import InvalidOption
 from smokebox.isolation import check_tier
 from smokebox.limits import Limits, parse_size
 from smokebox.options import refuse_unknown
-from smokebox.server.tenancy.networks import parse_networks
+from smokebox.tenancy.networks import parse_networks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -53,6 +53,12 @@ class Peer:
     def __init__(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
+    @property
+    def address(self) -> str | None:
+        """The IP address; None for a connection that is not TCP."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else None
+
     @functools.cached_property
     def trusted(self) -> bool:
         """True for the user of this process and for root, if the kernel can tell."""

@@ -21,11 +21,21 @@ from smokebox.wire.failure import FailureResponse, failure_of, status_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
-
-    from smokebox.server.settings import ServerSettings
+    from collections.abc import Callable, Iterable, Iterator
 
     IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+PER_ADDRESS = 256
+"""Open connections of each address by default."""
+
+HEAD_SECONDS = 10.0
+"""Seconds that the head of a request may take by default."""
+
+
+def _serve_option(name: str) -> str:
+    option = {"trusted_proxies": "trusted-proxy"}.get(name, name.replace("_", "-"))
+    return f"`smokebox serve --{option}`"
 
 
 class ConnectionLimits:
@@ -33,14 +43,28 @@ class ConnectionLimits:
 
     A trusted proxy has many clients, so its connections are not limited. The limit applies to the
     concurrent requests of each client instead, whose address the proxy tells.
+
+    Args:
+        per_address: Open connections of each address.
+        total: Open connections in all; by default half of the files that this process may open.
+        trusted_proxies: Addresses and networks of reverse proxies.
+        setting: Returns the place of a setting by its name, for errors.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._per_address = settings.address_connections
-        # Half of the files that this process may open: the engine and previews need the others.
+    def __init__(
+        self,
+        *,
+        per_address: int = PER_ADDRESS,
+        total: int | None = None,
+        trusted_proxies: Iterable[str] = (),
+        setting: Callable[[str], str] = _serve_option,
+    ) -> None:
+        self._per_address = per_address
+        # Half of the files that this process may open: other work needs the others.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._total = settings.max_connections or files // 2
-        self._proxies = [_network(text) for text in settings.trusted_proxies]
+        self._total = total or files // 2
+        self._proxies = [_network(text) for text in trusted_proxies]
+        self._setting = setting
         self._open: dict[asyncio.BaseTransport, str] = {}
         self._counts: Counter[str] = Counter()
 
@@ -52,7 +76,7 @@ class ConnectionLimits:
         if len(self._open) >= self._total:
             return LimitReached(
                 f"this server already has {self._total} open connections, which is its limit.",
-                hint="Retry in a moment; `smokebox serve --max-connections` sets the limit.",
+                hint=f"Retry in a moment; {self._setting('max_connections')} sets the limit.",
                 limit=self._total,
                 retry_after=1.0,
             )
@@ -112,8 +136,8 @@ class ConnectionLimits:
                 f"the address {address} already has {self._per_address} open connections, which "
                 "is its limit.",
                 hint="Use connections again for further requests. The operator sets the limit with "
-                "`smokebox serve --address-connections`, and names a proxy in front of the server "
-                "with --trusted-proxy.",
+                f"{self._setting('address_connections')}, and names a proxy in front of the server "
+                f"with {self._setting('trusted_proxies')}.",
                 limit=self._per_address,
                 retry_after=1.0,
             )

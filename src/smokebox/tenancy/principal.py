@@ -6,17 +6,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.names import random_id
 from smokebox.errors import Forbidden
-from smokebox.server.tenancy.scopes import SCOPES
+from smokebox.tenancy.scopes import SCOPES
 
 if TYPE_CHECKING:
-    from smokebox.server.tenancy.profile import Profile
+    from smokebox.tenancy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`.
+    """The authenticated sender of a request.
+
+    Ids of its sandboxes, conversations and runs start with `prefix`.
 
     A tenant has the ceilings of its `profile`. An administrator has none.
     """
@@ -42,9 +43,13 @@ class Principal:
         """Raise `Forbidden` for a sandbox that it may not use."""
         if not any(scope.startswith("sandboxes:") for scope in self.scopes):
             self.check_scope("sandboxes:read")
+        self.check_id("sandboxes", id)
+
+    def check_id(self, kind: str, id: str) -> None:
+        """Raise `Forbidden` for an id without its prefix; `kind` is a word for several of these."""
         if not id.startswith(self.prefix):
             raise Forbidden(
-                f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",
+                f"this key is for {kind} whose id begins with {self.prefix!r}, not for {id!r}.",
                 hint="Use such an id, or another key: see `smokebox keys create --help`.",
                 key=self.id,
                 reason="scope",
@@ -60,15 +65,11 @@ class Principal:
                 reason="admin",
             )
 
-    def random_id(self) -> str:
-        """Return a random id for a sandbox, with the prefix."""
-        return self.prefix + random_id()
-
 
 LOCAL = Principal(id="local", admin=True)
 """The user of the unix socket, and of a server without keys. May do everything."""
 
-# No id of a sandbox has this prefix.
+# No id has this prefix.
 ANONYMOUS = Principal(id="anonymous", prefix="\0")
 """The sender of a request to a public path, which needs no key."""
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 from smokebox.project import read_toml
-from smokebox.server.tenancy.networks import parse_networks
-from smokebox.server.tenancy.profile import Profile, parse_profile
+from smokebox.tenancy.networks import parse_networks
+from smokebox.tenancy.profile import Profile, parse_profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

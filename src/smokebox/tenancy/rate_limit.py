@@ -12,8 +12,7 @@ from smokebox.errors import LimitReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.server.settings import ServerSettings
-    from smokebox.server.tenancy.principal import Principal
+    from smokebox.tenancy.principal import Principal
 
 # Above this number, inactive principals are removed.
 _MANY_PRINCIPALS = 1024
@@ -28,6 +27,10 @@ class ClientUsage:
     rate: float | None
     running: int = 0
 
+    def end(self) -> None:
+        """Count the end of a request."""
+        self.running -= 1
+
     def full(self, now: float) -> bool:
         """Return true if the bucket is full again by the time `now`."""
         seconds = max(1.0, self.rate or 0.0) / (self.rate or 1.0)
@@ -37,22 +40,28 @@ class ClientUsage:
 class RateLimiter:
     """A token bucket and a counter for each principal. Streams and WebSockets count too.
 
-    A bucket holds the tokens of one second, which is the largest burst.
+    A bucket holds the tokens of one second, which is the largest burst. `rate` and `concurrency`
+    are for principals whose profile has none, and `socket_too` limits the unix socket as well.
     """
 
     def __init__(
-        self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        rate: float | None = None,
+        concurrency: int | None = None,
+        socket_too: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate = settings.rate
-        self._concurrency = settings.concurrency
-        self._socket_too = settings.limit_socket
+        self._rate = rate
+        self._concurrency = concurrency
+        self._socket_too = socket_too
         self._clock = clock
         self._usage: dict[str, ClientUsage] = {}
 
     def acquire(self, principal: Principal, *, by_socket: bool) -> ClientUsage | None:
         """Count the start of a request; None if it has no limits. Raises `LimitReached`.
 
-        The caller subtracts the request from `running` at its end.
+        The caller calls `end` of the usage when the request ends.
         """
         rate, concurrency, raised_by = self._rate, self._concurrency, "--{} of `smokebox serve`"
         if (profile := principal.profile) is not None:
