@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from app.site import ECHO, project, serve
+from http_response import HttpResponse, fetch
 from smokebox.app.project import load_project
 from smokebox.errors import InvalidOption
 
@@ -139,6 +145,92 @@ async def test_delivery_is_not_accepted_for_another_conversation(tmp_path: Path)
             refused = await site.post(f"/agents/echo/{id}", data=body, headers=headers)
             assert (refused.status, refused.code) == (409, "conflict")
         assert (await site.post("/agents/other/two", data=body, headers=headers)).status == 202
+
+
+SERVER = "import sys, uvicorn; from smokebox.app import create_app\n" + (
+    "uvicorn.run(create_app(sys.argv[1]), port=int(sys.argv[2]), log_level='warning')"
+)
+
+
+def hooked(folder: Path, preset: str) -> Path:
+    """Write a project with two agents that take the same deliveries."""
+    triggers = {"webhook": {"verify": preset, "secret": "HOOK_SECRET"}}
+    agent = f"{ECHO}\ntriggers = {triggers}\n"
+    project(folder, agents__echo=agent, agents__other=agent)
+    (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\n")
+    return folder
+
+
+async def deliver(url: str, http: aiohttp.ClientSession, id: str, **signed: Any) -> HttpResponse:
+    return await fetch(http.post(f"{url}/agents/echo/{id}", **signed))
+
+
+@pytest.mark.parametrize("preset", SENDERS)
+async def test_delivery_is_bound_to_its_conversation_in_every_process(
+    tmp_path: Path, preset: str
+) -> None:
+    folder = hooked(tmp_path / "p", preset)
+    body = json.dumps({"message": "hello"}).encode()
+    signed = {"data": body, "headers": SENDERS[preset](body, time.time())}
+    async with serve(folder) as one, serve(folder) as two:
+        first = await deliver(one.url, one.http, "one", **signed)
+        assert first.status == 202
+        sent = [deliver(site.url, site.http, "two", **signed) for site in (one, two) * 5]
+        assert {found.status for found in await asyncio.gather(*sent)} == {409}
+        again = await deliver(two.url, two.http, "one", **signed)
+        assert again.status == 202
+        repeated = again.body["submission_id"] == first.body["submission_id"]
+        assert repeated == (preset != "hmac")
+        other = await two.post("/agents/other/two", **signed)
+        assert other.status == 202
+    async with serve(folder) as site:
+        assert (await deliver(site.url, site.http, "two", **signed)).status == 409
+        assert (await deliver(site.url, site.http, "one", **signed)).status == 202
+
+
+@pytest.mark.parametrize("preset", ["github", "hmac"])
+async def test_delivery_sent_to_many_at_once_is_accepted_by_one(
+    tmp_path: Path, preset: str
+) -> None:
+    folder = hooked(tmp_path / "p", preset)
+    body = json.dumps({"message": "hello"}).encode()
+    signed = {"data": body, "headers": SENDERS[preset](body, time.time())}
+    async with serve(folder) as one, serve(folder) as two:
+        sent = [
+            deliver(site.url, site.http, f"id-{number}", **signed)
+            for number in range(10)
+            for site in (one, two)
+        ]
+        found = await asyncio.gather(*sent)
+        accepted = {response.body["id"] for response in found if response.status == 202}
+        assert len(accepted) == 1
+        assert {response.status for response in found} == {202, 409}
+
+
+async def test_replay_is_refused_after_kill_9(tmp_path: Path) -> None:
+    folder = hooked(tmp_path / "p", "github")
+    body = json.dumps({"message": "wait never"}).encode()
+    signed = {"data": body, "headers": github(body, 0)}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", SERVER, str(folder), str(port)]
+    url, ids = f"http://127.0.0.1:{port}", []
+    async with aiohttp.ClientSession() as http, asyncio.timeout(18):
+        for expected in (202, 409):
+            process = await asyncio.create_subprocess_exec(*command)
+            try:
+                while True:
+                    with contextlib.suppress(aiohttp.ClientConnectionError):
+                        ids.append(await deliver(url, http, "one", **signed))
+                        break
+                    await asyncio.sleep(0.05)
+                if expected == 409:
+                    assert (await deliver(url, http, "two", **signed)).status == 409
+            finally:
+                # At once after the response: what was accepted is durable.
+                process.kill()
+                await process.wait()
+    assert ids[0].body["submission_id"] == ids[1].body["submission_id"]
 
 
 async def test_request_without_a_key_reveals_nothing(site: Site) -> None:

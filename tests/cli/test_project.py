@@ -236,15 +236,21 @@ def test_production_refuses_a_project_with_an_error(run: Run, demo: Path) -> Non
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_production_listens_to_other_machines_only_with_keys(
-    run: Run, demo: Path, host: str
-) -> None:
-    done = run("app", "demo", "--host", host, "--port", "0")
-    assert done.returncode == 2
-    assert "SMOKEBOX_APP_KEYS" in done.stderr
-    for arguments, variables in ((["--open"], {}), ([], {"SMOKEBOX_APP_KEYS": "secret"})):
-        with run_project(demo, "app", "--host", host, *arguments, **variables) as app:
-            assert app.process.poll() is None
+def test_production_serves_other_machines_only_with_keys(demo: Path, host: str) -> None:
+    header = {"Authorization": "Bearer secret"}
+    with run_project(demo, "app", "--host", host) as app:
+        assert app.request("/agents")["error"]["code"] == "unauthorized"
+        app.expect("smokebox keys create")
+    with run_project(demo, "app", "--host", host, "--no-keys") as app:
+        assert app.request("/agents")["agents"]
+    with run_project(demo, "app", "--host", host, SMOKEBOX_APP_KEYS="secret") as app:
+        assert app.request("/agents")["error"]["code"] == "unauthorized"
+        assert app.request("/agents", headers=header)["agents"]
+
+
+def test_removed_option_names_what_to_use(run: Run, demo: Path) -> None:
+    done = run("app", "demo", "--open")
+    assert (done.returncode, "--no-keys" in done.stderr) == (2, True)
 
 
 def test_signal_lets_running_work_finish(demo: Path) -> None:

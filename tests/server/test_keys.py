@@ -17,6 +17,9 @@ import pytest_asyncio
 from smokebox.errors import PathError
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
+from smokebox.tenancy.keys import Keys
+from smokebox.wire.requests import CreateKey
+from smokebox.wire.responses import NewKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -173,6 +176,65 @@ async def test_revoking_a_key_ends_what_runs_with_it(
     await asyncio.sleep(0.1)
     assert not streams[1].content.at_eof()
     streams[1].close()
+
+
+async def test_key_that_expires_ends_what_runs_with_it(
+    local: aiohttp.ClientSession, remote: aiohttp.ClientSession
+) -> None:
+    async with local.put("/api/sandboxes/box", json={}) as response:
+        assert response.status == 200
+    box, command = "/api/sandboxes/box", {"command": "echo hi; sleep 60"}
+    lasting = {"authorization": f"Bearer {(await _create(local))['key']}"}
+    other = await remote.post(f"{box}/exec/stream", json=command, headers=lasting)
+    created = await _create(local, expires_in=2.0)
+    headers = {"authorization": f"Bearer {created['key']}"}
+    terminal = await remote.ws_connect(f"{box}/terminal", headers=headers)
+    stream = await remote.post(f"{box}/exec/stream", json=command, headers=headers)
+    waiting = asyncio.create_task(_exec(remote, f"{box}/exec", command, headers))
+    async with asyncio.timeout(10):
+        rest = await stream.content.read()
+        # Not before its time, and then at once.
+        assert 0 <= time.time() - created["expires_at"] < 2
+        assert b"hi" in rest and b"the key of this request has expired." in rest
+        while (message := await terminal.receive()).type != aiohttp.WSMsgType.CLOSE:
+            pass
+        assert (message.data, message.extra) == (1008, "the key of this request has expired.")
+        status, body = await waiting
+    assert (status, body["error"]["fields"]["reason"]) == (401, "expired")
+    assert not other.content.at_eof()
+    other.close()
+
+
+async def test_key_revoked_by_another_process_is_refused_at_once(
+    local: aiohttp.ClientSession, remote: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    created = await _create(local)
+    [file] = tmp_path.rglob("keys.db")
+    async with Keys(str(file.parent)) as keys:
+        made = await keys.create(CreateKey(name="other"))
+        for key in (created["key"], made.key):
+            assert (await _get(remote, f"Bearer {key}"))[0] == 200
+        await keys.revoke(created["id"])
+        assert (await _get(remote, f"Bearer {created['key']}"))[0] == 401
+    listed = await (await local.get("/api/keys")).json()
+    assert [one["id"] for one in listed["keys"]] == [made.id]
+    # Another file under the name: a backup that was restored.
+    file.rename(file.with_name("old.db"))
+    assert (await _get(remote, f"Bearer {made.key}"))[0] == 401
+    file.with_name("old.db").rename(file)
+    assert (await _get(remote, f"Bearer {made.key}"))[0] == 200
+
+
+async def test_prefixes_of_two_processes_do_not_overlap(tmp_path: Path) -> None:
+    async with Keys(str(tmp_path)) as one, Keys(str(tmp_path)) as two:
+        made = [
+            keys.create(CreateKey(name="x", prefix=prefix))
+            for keys in (one, two)
+            for prefix in ("a", "a-b")
+        ]
+        results = await asyncio.gather(*made, return_exceptions=True)
+        assert len({one.prefix for one in results if isinstance(one, NewKey)}) == 1
+        assert [one.id for one in one.all()] == [one.id for one in two.all()]
 
 
 async def _exec(

@@ -213,5 +213,5 @@ def test_only_loopback_servers_without_keys_look_at_peers() -> None:
 
 async def test_peer_that_the_kernel_does_not_know_needs_a_key(tmp_path: Path) -> None:
     async with serve(tmp_path) as server:
-        with pytest.raises(Unauthorized, match=r"SMOKEBOX_API_KEY.*unix socket"):
+        with pytest.raises(Unauthorized, match="SMOKEBOX_API_KEY"):
             server.state.keys.principal(None, None)

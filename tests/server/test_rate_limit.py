@@ -76,7 +76,7 @@ def test_finished_request_no_longer_counts() -> None:
 def test_unix_socket_is_only_limited_if_configured() -> None:
     limiter = _limiter(Clock(), rate=1.0)
     assert [limiter.acquire(LOCAL, by_socket=True) for _ in range(9)] == [None] * 9
-    limiter = _limiter(Clock(), rate=1.0, limit_socket=True)
+    limiter = _limiter(Clock(), rate=1.0, socket_too=True)
     limiter.acquire(LOCAL, by_socket=True)
     with pytest.raises(LimitReached):
         limiter.acquire(LOCAL, by_socket=True)
