@@ -36,7 +36,7 @@ def create(
         str, typer.Option(metavar="NAME", help="Name of the user or program that uses the key.")
     ],
     prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="Limit the key to sandbox IDs with this prefix.")
+        str, typer.Option(metavar="TEXT", help="Limit the key to IDs with this prefix.")
     ] = "",
     admin: Annotated[
         bool, typer.Option("--admin", help="Allow managing keys and stopping the server.")
