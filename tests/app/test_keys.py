@@ -16,7 +16,8 @@ import pytest_asyncio
 from app.site import ECHO, Site, project
 from smokebox.app.app import App
 from smokebox.app.server import run_app
-from smokebox.errors import InvalidOption
+from smokebox.client.agent_client import AgentClient
+from smokebox.errors import InvalidOption, Unauthorized
 from smokebox.tenancy.keys import Keys
 from smokebox.wire.requests import CreateKey
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PROFILES = """
 [profiles.small]
-rate = 2
+rate = 0.01
 [profiles.one]
 concurrency = 1
 """
@@ -108,21 +109,22 @@ async def test_index_lists_what_the_scopes_read(served: Served) -> None:
 
 async def test_rate_and_concurrency_of_the_profile_apply(served: Served) -> None:
     small = await served.key(profile="small", prefix="s")
-    found = [await served.site.get("/agents", headers=small) for _ in range(4)]
-    assert [one.status for one in found[:2]] == [200, 200]
-    late = found[-1]
+    assert (await served.site.get("/agents", headers=small)).status == 200
+    late = await served.site.get("/agents", headers=small)
     assert (late.status, late.body["error"]["fields"]["ceiling"]) == (429, "rate")
     assert "[profiles.small]" in late.body["error"]["hint"]
     assert int(late.headers["retry-after"]) >= 1
     one = await served.key(profile="one", prefix="o")
-    await served.site.send("echo/o-1", "wait go", headers=one)
+    sent = await served.site.send("echo/o-1", "wait go", headers=one)
     events = {**one, "accept": "text/event-stream"}
     async with served.site.http.get(f"{served.site.url}/agents/echo/o-1", headers=events):
         second = await served.site.get("/agents", headers=one)
         assert (second.status, second.body["error"]["fields"]["ceiling"]) == (429, "concurrency")
-    async with asyncio.timeout(5):
-        while (await served.site.get("/agents", headers=one)).status != 200:
+    async with asyncio.timeout(10):
+        while (await served.site.post("/agents/echo/o-1/abort", headers=one)).status != 200:
             await asyncio.sleep(0.01)
+        work = f"/submissions/{sent.body['submission_id']}?wait=20"
+        assert (await served.site.get(work, headers=one)).body["outcome"] == "aborted"
 
 
 async def test_key_whose_profile_is_not_configured_is_refused(home: Path, folder: Path) -> None:
@@ -141,7 +143,7 @@ async def test_stream_ends_when_its_key_does(served: Served, end: str) -> None:
     await served.site.send("echo/one", "wait never", headers=lasting)
     url = f"{served.site.url}/agents/echo/one"
     created = await served.keys.create(
-        CreateKey(name="short", expires_in=1.5 if end == "expired" else None)
+        CreateKey(name="short", expires_in=3.0 if end == "expired" else None)
     )
     headers = {"authorization": f"Bearer {created.key}", "accept": "text/event-stream"}
     async with (
@@ -152,7 +154,7 @@ async def test_stream_ends_when_its_key_does(served: Served, end: str) -> None:
         if end == "revoked":
             command = [sys.executable, "-m", "smokebox", "keys", "revoke", created.id]
             await asyncio.to_thread(subprocess.run, command, check=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             rest = await stream.content.read()
         last = rest.split(b"event: ")[-1]
         assert last.startswith(b"error\n") and f'"reason":"{end}"'.encode() in last
@@ -162,9 +164,24 @@ async def test_stream_ends_when_its_key_does(served: Served, end: str) -> None:
     await served.site.post("/agents/echo/one/abort", headers=lasting)
 
 
+async def test_sdk_raises_the_error_of_a_stream_whose_key_ends(served: Served) -> None:
+    created = await served.keys.create(CreateKey(name="short"))
+    client = AgentClient(served.site.url, key=created.key)
+    sent = await client.send("echo", "one", "wait never")
+    revoked = False
+    with pytest.raises(Unauthorized, match="the key of this request was revoked"):
+        async with asyncio.timeout(10):
+            async for _ in sent.events():
+                if not revoked:
+                    revoked = True
+                    await served.keys.revoke(created.id)
+    lasting = await served.key(admin=True)
+    await served.site.post("/agents/echo/one/abort", headers=lasting)
+
+
 async def test_waiting_request_is_refused_when_its_key_expires(served: Served) -> None:
-    headers = await served.key(expires_in=0.5)
-    async with asyncio.timeout(5):
+    headers = await served.key(expires_in=2.0)
+    async with asyncio.timeout(10):
         done = await served.site.send("echo/one?wait=result", "wait never", headers=headers)
     assert (done.status, done.body["error"]["fields"]["reason"]) == (401, "expired")
     assert 'error="invalid_token"' in done.headers["www-authenticate"]

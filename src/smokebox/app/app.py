@@ -134,12 +134,11 @@ class App:
         A test client, for example, runs each request in a separate loop.
         """
         abandoned = self.started and self._loop is not None and self._loop.is_closed()
+        if self._loop is not None:
+            self.running = RunningRequests()
         self._loop = asyncio.get_running_loop()
         if abandoned:
-            self.started, self._starting, self.running = False, None, RunningRequests()
-            self.keys = self.open_keys(
-                required=self.keys.required, checks_peers=self.keys.checks_peers
-            )
+            self.started, self._starting = False, None
             await self.store.aclose()
             await self.inbox.aclose()
 
