@@ -51,6 +51,8 @@ from smokebox.testing import ScriptedModel, call
 model = ScriptedModel(then=lambda request: call("bash", command="echo pushed"))
 agent = create_agent(model=model, approval=Approval(ask=["bash"]))
 """
+# At the end of a test the app does not wait for the call that was not approved.
+SETTINGS = "[app]\ngrace = 0.01\n"
 ADD = "async def run(ctx):\n    return ctx.payload\n"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
@@ -101,6 +103,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """Serve an app that requires keys, with what a victim has there."""
     monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / "home"))
     folder = project(tmp_path / "p", agents__pusher=PUSHER, workflows__add=ADD)
+    (folder / "smokebox.toml").write_text(SETTINGS)
     app = App(folder)
     async with (
         Keys(str(tmp_path / "home")) as keys,
@@ -285,7 +288,7 @@ async def keyless(tmp_path: Path, **settings: object) -> AsyncIterator[str]:
     """Serve an app without keys on a loopback address."""
     folder = project(tmp_path / "p", agents__pusher=PUSHER, workflows__add=ADD)
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-    (folder / "smokebox.toml").write_text(f"[app]\n{lines}")
+    (folder / "smokebox.toml").write_text(f"{SETTINGS}{lines}")
     async with run_app(App(folder)) as url, asyncio.timeout(18):
         yield url
 
