@@ -82,8 +82,8 @@ for number in range(8):
 """
 _MAPPED = """
 outcome = "not stopped"
-for number in range(4):
-    fd = create(str(number))
+fds = [create(str(number)) for number in range(4)]
+for fd in fds:
     os.ftruncate(fd, 20 * MIB)
     pid = os.fork()
     if not pid:
@@ -154,6 +154,10 @@ def project(fd):
 changed, refused = [], []
 for path in (".", "/", "/tmp", "file"):
     fd = create(path) if path == "file" else os.open(path, os.O_RDONLY)
+    # A directory of the image shows that of the layer until it is copied up.
+    os.chmod(path, 0o777)
+    os.close(fd)
+    fd = os.open(path, os.O_RDONLY)
     before = project(fd)
     for number, flags in ((0, INHERIT), (before[0] + 1, before[1]), (before[0], 0), (7, 0)):
         packed = struct.pack("=5I8s", flags, 0, 0, number, 0, b"")

@@ -254,7 +254,7 @@ def _limits() -> Check:
 def _disk_limits() -> Check:
     """Report how disk limits of sandboxes that are created in the state directory are enforced."""
     from smokebox.engine.quota.projects import ProjectQuotas
-    from smokebox.engine.quota.storage_pool import IMAGE
+    from smokebox.engine.quota.storage_pool import IMAGE, kernel_lacks_quotas
     from smokebox.foundation.endpoint import default_home
 
     name, home = "disk limits", Path(default_home())
@@ -263,7 +263,9 @@ def _disk_limits() -> Check:
         return Check(name=name, status="ok", detail=f"enforced by project quotas of {existing}")
     if os.access(home / IMAGE, os.F_OK):
         return Check(name=name, status="ok", detail=f"enforced in the storage pool {home / IMAGE}")
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and kernel_lacks_quotas():
+        fix = "use a kernel with CONFIG_XFS_QUOTA, as those of distributions have"
+    elif os.geteuid() == 0:
         fix = 'write pool = "50GiB" below [storage] in server.toml, or mount it with prjquota'
     else:
         fix = "run the server as root: only root can set project quotas"

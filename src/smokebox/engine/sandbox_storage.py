@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -78,9 +79,11 @@ class SandboxStorage:
         return [key for place in self._places for key in os.listdir(place.directory)]
 
     def prepare(self, key: str, disk: int | None) -> None:
-        """Create the directory of a sandbox if it is missing, and limit it for its start."""
+        """Prepare the directory of a sandbox that is about to start, and limit it for that."""
         place = self._place(key)
         path = place.path(key)
+        if os.path.exists(path):
+            _remove_output(path)
         if place.quotas is None:
             make_directories(path, 0)
             return
@@ -133,6 +136,13 @@ class SandboxStorage:
             if os.path.exists(place.path(key)):
                 return place
         return self._places[0]
+
+
+def _remove_output(path: str) -> None:
+    """Remove what a killed engine left: it counts for the sandbox, which cannot remove it."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(f"{path}/{OUTPUT}"):
+            shutil.rmtree(f"{path}/{OUTPUT}/{name}", ignore_errors=True)
 
 
 def open_storage(home: Home, pool_size: int | None) -> SandboxStorage:

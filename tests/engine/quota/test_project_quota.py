@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota_file_systems import open_host
+from smokebox.cli.doctor import _disk_limits
 from smokebox.engine.host import Host
 from smokebox.engine.quota import kernel, projects
 from smokebox.engine.quota.projects import BYTES_PER_INODE, PIPES_BYTES, ProjectQuotas
@@ -196,3 +197,11 @@ async def test_sandbox_without_a_limit_is_only_counted(host: Host) -> None:
     sandbox = await host.create("free", image="dir:small", limits={"disk": None})
     assert (await sandbox.exec("head -c 100m /dev/zero > file")).success
     assert await used(sandbox) > 100 * 10**6
+
+
+async def test_doctor_finds_the_quotas(
+    host: Host, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMOKEBOX_HOME", str(disk / "not-yet"))
+    check = _disk_limits()
+    assert (check.status, check.detail) == ("ok", f"enforced by project quotas of {disk}")

@@ -29,7 +29,10 @@ _SECONDS = 120.0
 # Space that is freed inside is given back to the host.
 _MOUNT_OPTIONS = "pquota,discard"
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-_HINT = f"Leave {OPTION} out: disk use is then measured, and sandboxes above their limit stopped."
+_HINT = (
+    f"Leave the pool out ([storage] of server.toml, {OPTION}=): disk use is then measured, and a "
+    "sandbox above its limit is stopped."
+)
 
 
 class StoragePool:
@@ -47,6 +50,11 @@ class StoragePool:
         """Unmount it, unless programs still use it."""
         with contextlib.suppress(OSError):
             linux.umount(self._mount_point)
+
+
+def kernel_lacks_quotas() -> bool:
+    """Return whether the kernel has XFS, but no quotas in it, so that no pool can be mounted."""
+    return os.path.exists("/proc/fs/xfs/stat") and not os.path.exists("/proc/fs/xfs/xqmstat")
 
 
 def parse_pool_size(value: object, option: str = OPTION) -> int:
@@ -87,22 +95,25 @@ def open_pool(home: str, size: int | None) -> StoragePool | None:
         )
     if os.geteuid() != 0:
         _refuse(f"only root can mount the storage pool {image}", "Run the engine as root.")
-    created = not found
+    created, mounted = not found, os.path.ismount(mount_point)
     if created:
         assert size is not None
         _create(image, size)
     try:
-        if not os.path.ismount(mount_point):
+        if not mounted:
             _mount(image, mount_point)
         if size is not None:
             _grow(image, mount_point, size)
         _check(mount_point)
         os.makedirs(os.path.join(mount_point, "boxes"), mode=0o700, exist_ok=True)
     except BaseException:
-        if created:
+        if not mounted:
             with contextlib.suppress(OSError):
                 linux.umount(mount_point)
+        if created:
             os.unlink(image)
+            with contextlib.suppress(OSError):
+                os.rmdir(mount_point)
         raise
     return StoragePool(mount_point)
 
