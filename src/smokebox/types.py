@@ -115,6 +115,8 @@ class SandboxInfo:
 
     `limits` has every limit by name; None is no limit. `stop_reason` is why its last run ended.
     `expires_at` is when its lifetime is over and it is destroyed; None for never.
+    `disk_enforcement` is "quota" or "pool" where the kernel enforces the disk limit, "measured"
+    where the engine does.
     """
 
     id: str
@@ -123,6 +125,7 @@ class SandboxInfo:
     tier: str
     limits: dict[str, float | None]
     enforcement: str | None
+    disk_enforcement: str | None = None
     labels: dict[str, str]
     generation: int
     created_at: float

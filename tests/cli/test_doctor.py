@@ -51,6 +51,17 @@ def test_missing_program_has_an_install_command(tmp_path: Path) -> None:
     assert (git["status"], git["fix"]) == ("optional", "apt-get install -y git")
 
 
+def test_enforcement_of_disk_limits_is_reported(tmp_path: Path) -> None:
+    home = {"SMOKEBOX_HOME": str(tmp_path)}
+    check = checks_by_name(home)["disk limits"]
+    if check["status"] == "optional":
+        assert "measured" in check["detail"]
+        (tmp_path / "pool.xfs").touch()
+        check = checks_by_name(home)["disk limits"]
+        assert check["detail"] == f"enforced in the storage pool {tmp_path}/pool.xfs"
+    assert check["status"] == "ok"
+
+
 def test_missing_requirement_exits_with_1() -> None:
     # With little address space, no thread can have the stack that scripts need.
     command = f"ulimit -v 1000000; exec {sys.executable} -m smokebox doctor"

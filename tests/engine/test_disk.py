@@ -404,6 +404,38 @@ async def test_deletion_in_one_sandbox_does_not_hide_writes_of_another(small: Pa
     recorded.watch.close()
 
 
+async def test_neighbour_of_the_sandbox_that_filled_the_disk_is_not_reported(small: Path) -> None:
+    recorded = RecordedWatch(small)
+    watch_new(recorded, small, "hog", "neighbour")
+    with suppress(OSError):
+        fill(small / "hog" / "file", 80 * MIB)
+    await recorded.watch.check()
+    assert recorded.low == ["hog"]
+    # It was stopped, and its files stay: the disk is as full as before.
+    recorded.watch.forget("hog")
+    os.truncate(small / "hog" / "file", 63 * MIB)
+    for number in range(3):
+        (small / "neighbour" / f"{number}").write_bytes(bytes(100_000))
+        await recorded.watch.check()
+    assert recorded.low == ["hog"]
+    recorded.watch.close()
+
+
+async def test_growth_is_compared_over_the_same_time(small: Path) -> None:
+    """A sandbox that was measured long ago has grown the most since, but filled nothing lately."""
+    recorded = RecordedWatch(small)
+    watch_new(recorded, small, "hog", "neighbour")
+    neighbour = recorded.watch._sandboxes["neighbour"]
+    neighbour.usage_at -= 60
+    fill(small / "neighbour" / "file", 40 * MIB)
+    with suppress(OSError):
+        fill(small / "hog" / "file", 40 * MIB)
+    await recorded.watch.check()
+    assert neighbour.growth("bytes") > 30 * MIB
+    assert recorded.low == ["hog"]
+    recorded.watch.close()
+
+
 async def test_low_inodes_report_the_sandbox_that_created_most(small: Path) -> None:
     recorded = RecordedWatch(small)
     watch_new(recorded, small, "many", "big")

@@ -74,7 +74,6 @@ def test_state_directory_is_created_with_private_permissions(directory: Path) ->
         assert home.path == str(directory)
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert Path(home.sandboxes).is_dir()
-        assert home.sandbox_directory("k1") == f"{directory}/boxes/k1"
         assert home.record == f"{directory}/record.db"
 
 

@@ -24,6 +24,7 @@ from unprivileged import LIBRARIES, as_nobody
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smokebox.engine.host import Host
     from smokebox.engine.workers import Workers
 
 LEFT = ".smokebox-m0123456789abcdef"
@@ -284,3 +285,16 @@ async def test_only_regular_files_are_removed(
 
 async def test_sandbox_without_files_is_fine(tmp_path: Path, workers: Workers) -> None:
     await leftovers.sweep_stopped(str(tmp_path / "absent"), workers)
+
+
+async def test_output_that_a_killed_engine_spilled_is_removed_at_the_next_start(
+    host: Host,
+) -> None:
+    sandbox = await host.create("box")
+    async with sandbox.lifecycle.use() as run:
+        output = Path(run.directory, "run", "io", "output")
+    await sandbox.sleep()
+    (output / "smokebox-output-old").mkdir()
+    (output / "smokebox-output-old" / "stream-1.txt").write_text("old")
+    await sandbox.exec("true")
+    assert list(output.iterdir()) == []

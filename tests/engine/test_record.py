@@ -125,6 +125,7 @@ FULL: list[Row] = [
             extra={"cgroup": "/x"},
         ),
         stop_reason="oom",
+        stop_cause="disk",
     ),
     replace(SESSION, env={"B": "2"}, state=b"\0\xffdeclare -- x=1"),
     replace(
@@ -472,6 +473,26 @@ async def test_record_of_an_earlier_version_is_migrated_with_its_rows(
     assert connection.execute("SELECT id, colour FROM sandboxes").fetchall() == [("box", "red")]
     connection.close()
     assert "wonders" in tables(path)
+
+
+async def test_sandbox_that_was_stopped_for_its_disk_is_known_after_the_migration(
+    path: str,
+) -> None:
+    """Earlier versions told it by the start of the reason alone."""
+    before = next(n for n, one in enumerate(MIGRATIONS) if "stop_cause" in one[0])
+    connection = replace(RECORD, migrations=MIGRATIONS[:before]).open(path)
+    reasons = {"full": "its files take 9.00 GB of disk, above 8 GB", "idle": "it fell asleep"}
+    for id, reason in reasons.items():
+        connection.execute(
+            "INSERT INTO sandboxes VALUES (?, ?, 'host', '', 'namespaces', 0, 0, 'idle', 1, "
+            "'{}', '{}', '{}', '{}', NULL, ?, '{}')",
+            (id, id, reason),
+        )
+    connection.commit()
+    connection.close()
+    async with await Record.open(path) as record:
+        causes = {row.id: row.stop_cause for row in await record.sandboxes()}
+    assert causes == {"full": "disk", "idle": None}
 
 
 async def test_failed_migration_changes_nothing(path: str) -> None:

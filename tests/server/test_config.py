@@ -49,6 +49,8 @@ def test_tables_are_read(tmp_path: Path) -> None:
         private = ["10.0.0.0/8", "192.0.2.7", "10.0.0.7:5432", "[fd00::1]:80", "fd00::/8"]
         [handlers]
         allow = ["acme.egress:add_token", "acme.handlers.*"]
+        [storage]
+        pool = "50GiB"
         [profiles.small]
         memory = "1GiB"
         cpu = "unlimited"
@@ -58,6 +60,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
         """,
     )
     assert config.directories == {"debian": str(rootfs)}
+    assert config.storage_pool == 50 * GIB
     assert config.private_networks[2:4] == ("10.0.0.7:5432", "[fd00::1]:80")
     assert config.handlers == ("acme.egress:add_token", "acme.handlers.*")
     small = config.profiles["small"]

@@ -95,6 +95,7 @@ def check_machine() -> Iterator[Check]:
     yield _namespaces()
     yield _overlay()
     yield _limits()
+    yield _disk_limits()
     yield from _tiers()
     yield _fuse()
     yield _kvm()
@@ -248,6 +249,28 @@ def _limits() -> Check:
         hierarchy.describe(),
         "run under `systemd-run --user --scope -p Delegate=yes`, or as root",
     )
+
+
+def _disk_limits() -> Check:
+    """Report how disk limits of sandboxes that are created in the state directory are enforced."""
+    from smokebox.engine.quota.projects import ProjectQuotas
+    from smokebox.engine.quota.storage_pool import IMAGE, kernel_lacks_quotas
+    from smokebox.foundation.endpoint import default_home
+
+    name, home = "disk limits", Path(default_home())
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    if ProjectQuotas.detect(str(existing)) is not None:
+        return Check(name=name, status="ok", detail=f"enforced by project quotas of {existing}")
+    if os.access(home / IMAGE, os.F_OK):
+        return Check(name=name, status="ok", detail=f"enforced in the storage pool {home / IMAGE}")
+    if os.geteuid() == 0 and kernel_lacks_quotas():
+        fix = "use a kernel with CONFIG_XFS_QUOTA, as those of distributions have"
+    elif os.geteuid() == 0:
+        fix = 'write pool = "50GiB" below [storage] in server.toml, or mount it with prjquota'
+    else:
+        fix = "run the server as root: only root can set project quotas"
+    detail = "measured, and a sandbox above its limit is stopped"
+    return Check(name=name, status="optional", detail=detail, fix=fix)
 
 
 def _overlay() -> Check:

@@ -153,6 +153,7 @@ def serve(
         buckets=offered_buckets(buckets) if buckets else {},
         directories=granted.directories,
         private_networks=granted.private_networks,
+        storage_pool=granted.storage_pool,
         handlers=granted.handlers,
         profiles=granted.profiles,
         backups=backups,

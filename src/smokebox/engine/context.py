@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,10 +12,9 @@ from smokebox.egress.handler import load_handler
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.expirations import Expirations
-from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.names import random_id
-from smokebox.errors import IsolationUnavailable, PathNotFound
+from smokebox.errors import IsolationUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.pool import JailPool
     from smokebox.engine.record.record import Record
+    from smokebox.engine.sandbox_storage import SandboxStorage
     from smokebox.engine.workers import Workers
     from smokebox.isolation import Tier
     from smokebox.limits import Limits
@@ -63,6 +62,7 @@ class EngineContext:
     """
 
     home: Home
+    storage: SandboxStorage
     record: Record
     images: ImageStore
     jailers: Mapping[str, Jailer]
@@ -98,25 +98,20 @@ class EngineContext:
         """Return the spec of a jail. Adopting a running jail needs no image."""
         layers = image.layers if image is not None else ()
         return JailSpec(
-            key=key, directory=self.home.sandbox_directory(key), layers=layers, limits=limits
+            key=key, directory=self.storage.directory(key), layers=layers, limits=limits
         )
 
     async def remove(self, key: str) -> None:
         """Delete the files of a sandbox, including unreadable directories. Safe to repeat."""
-        with contextlib.suppress(PathNotFound, FileNotFoundError):
-            await asyncio.to_thread(_remove, self.home.sandboxes, key)
+        await asyncio.to_thread(self.storage.remove, key)
 
     async def measure(self, key: str) -> int:
         """Measure the bytes that a sandbox occupies on disk."""
-        return (await asyncio.to_thread(measure, self.home.sandbox_directory(key))).bytes
+        return await asyncio.to_thread(self._measure, key)
 
-
-def _remove(sandboxes: str, key: str) -> None:
-    parent = os.open(sandboxes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        remove_tree(parent, key, os.path.join(sandboxes, key))
-    finally:
-        os.close(parent)
+    def _measure(self, key: str) -> int:
+        state = self.storage.quota(key)
+        return state.quota.bytes if state else measure(self.storage.directory(key)).bytes
 
 
 def tag_of(home: str) -> str:

@@ -1,7 +1,8 @@
 """Disk usage of sandboxes, and a watch that reports those over their limit.
 
-A quota enforced by watching is soft: data written between two checks is already there. It
-needs no support from the file system and no root.
+A limit enforced by watching is soft: data written between two checks is already there. It
+needs no support from the file system and no root. Where the kernel enforces the limit, the watch
+reads the use from it, and reports only what fills the disk.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ RESERVE_SHARE = 0.02
 RESERVE_BYTES = 512 << 20
 # A smaller change in free space never triggers a measurement.
 MIN_CHANGE = 4 << 20
+# On a disk that is nearly full, only a sandbox that would fill it within this time is reported,
+# and none for less growth than this.
+FILLS_SECONDS = 60.0
+MIN_GROWTH = {"bytes": 1 << 20, "inodes": 256}
 MEASURE_SECONDS = 5.0
 MAX_MEASURE_SECONDS = 60.0
 
 _MAX_LINKED = 1 << 16
 _WORK_SECONDS = 0.005
+_MIN_SECONDS = 0.1
 _Resource = Literal["bytes", "inodes"]
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 
@@ -139,21 +145,63 @@ def _reserve(space: os.statvfs_result) -> int:
     return int(min(space.f_blocks * space.f_frsize * RESERVE_SHARE, RESERVE_BYTES))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scarcity:
+    """What a file system is short of, and how much of it is left."""
+
+    resource: _Resource
+    free: int
+    directory: str
+
+
+class _FileSystem:
+    """State of the watch for one file system."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._free: int | None = None
+        self.changed = 0
+
+    def check(self) -> _Scarcity | None:
+        """Return what is scarce, after recording the change of free space."""
+        try:
+            space = os.statvfs(self._directory)
+        except OSError:
+            return None
+        free = space.f_bavail * space.f_frsize
+        # A rise counts like a fall: one sandbox may have deleted more than another wrote.
+        self.changed += abs((free if self._free is None else self._free) - free)
+        self._free = free
+        if free < _reserve(space):
+            return _Scarcity(resource="bytes", free=free, directory=self._directory)
+        if space.f_favail < space.f_files * RESERVE_SHARE:
+            return _Scarcity(resource="inodes", free=space.f_favail, directory=self._directory)
+        return None
+
+
 class _WatchedSandbox:
     """State of the watch for one sandbox."""
 
     def __init__(
-        self, key: str, directory: str, limit: int | None, pids: Callable[[], Iterable[int]]
+        self,
+        key: str,
+        directory: str,
+        limit: int | None,
+        pids: Callable[[], Iterable[int]],
+        read: Callable[[], TreeUsage | None] | None,
     ) -> None:
         self.key = key
         self.directory = directory
         self.limit = limit
         self.pids = pids
+        self.read = read
         self.ledger = DiskLedger()
         self.usage: TreeUsage | None = None
         self.previous: TreeUsage | None = None
         self.reported = False
         self.measured_at = float("-inf")
+        # The seconds between the last two measurements, and the time of the last.
+        self.seconds, self.usage_at = 0.0, self.measured_at
         self.changed = 0
         self.time_limit = MEASURE_SECONDS
 
@@ -167,6 +215,8 @@ class _WatchedSandbox:
         return changed - self.changed >= max(remaining // 2, MIN_CHANGE)
 
     def measure(self, stop: Callable[[], bool]) -> TreeUsage:
+        if self.read is not None and (usage := self.read()) is not None:
+            return usage
         tree = measure(self.directory, stop)
         deleted = 0
         # The processes may end at any time.
@@ -178,6 +228,7 @@ class _WatchedSandbox:
         self.ledger.end_measurement(usage.bytes, mark)
         self.previous, self.usage = self.usage, usage
         self.measured_at = time.monotonic()
+        self.seconds, self.usage_at = self.measured_at - self.usage_at, self.measured_at
         self.changed = changed
         # A tree too large to measure in time gets more of it, or its growth would go unseen.
         longer = min(self.time_limit * 2, MAX_MEASURE_SECONDS)
@@ -190,6 +241,17 @@ class _WatchedSandbox:
             return self.usage.inodes - self.previous.inodes
         return self.usage.bytes - self.previous.bytes
 
+    def rate(self, resource: _Resource) -> float:
+        """Return its growth per second: the measurements of two sandboxes differ in age."""
+        return self.growth(resource) / max(self.seconds, _MIN_SECONDS)
+
+    def fills(self, scarce: _Scarcity) -> bool:
+        """Return whether it would soon fill a file system, and not only write a little on it."""
+        growth = self.growth(scarce.resource)
+        return growth >= MIN_GROWTH[scarce.resource] and (
+            self.rate(scarce.resource) * FILLS_SECONDS > scarce.free
+        )
+
 
 class DiskWatch:
     """Report sandboxes that pass their disk limit, once for each time they do.
@@ -198,26 +260,34 @@ class DiskWatch:
     be near its limit, and when its last measurement is `max_age` seconds old. Measuring runs in
     one thread, which rests as long as it works. `over(key, used)` is called for a sandbox above
     its limit. When the file system itself is nearly full, `low(key, used)` is called for the
-    sandbox that grew the most, with or without a limit.
+    sandbox that grew the fastest, with or without a limit, if it would soon fill it.
+
+    Args:
+        directory: A directory on the file system that all sandboxes share.
+        pool: Directory of those sandboxes that share another file system as well.
+        over: Called for a sandbox above its limit.
+        low: Called for the sandbox that fills a file system.
+        interval: Seconds between two checks.
+        max_age: Seconds after which a sandbox is measured again.
     """
 
     def __init__(
         self,
         directory: str,
         *,
+        pool: str | None = None,
         over: Callable[[str, int], None],
         low: Callable[[str, int], None],
         interval: float = CHECK_SECONDS,
         max_age: float = MAX_AGE_SECONDS,
     ) -> None:
-        self._directory = directory
+        self._file_systems = [_FileSystem(one) for one in (pool, directory) if one is not None]
+        self._pool = pool
         self._over = over
         self._low = low
         self._interval = interval
         self._max_age = max_age
         self._sandboxes: dict[str, _WatchedSandbox] = {}
-        self._free: int | None = None
-        self._changed = 0
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="smokebox-disk")
 
@@ -229,17 +299,20 @@ class DiskWatch:
         *,
         fresh: bool = False,
         pids: Callable[[], Iterable[int]] = tuple,
+        read: Callable[[], TreeUsage | None] | None = None,
     ) -> None:
         """Watch a sandbox with its files below `directory`, or change its limit.
 
         `fresh` means that it has no files yet, so that everything counts as growth. `pids` lists
-        its processes, to find deleted files that they hold open.
+        its processes, to find deleted files that they hold open. `read` returns what the kernel
+        counts, if it enforces the limit.
         """
-        sandbox = _WatchedSandbox(key, directory, limit, pids)
+        sandbox = _WatchedSandbox(key, directory, limit, pids, read)
         if fresh:
             sandbox.update(TreeUsage(), self._changed)
         elif known := self._sandboxes.get(key):
             sandbox.previous, sandbox.usage = known.previous, known.usage
+            sandbox.seconds, sandbox.usage_at = known.seconds, known.usage_at
             sandbox.ledger = known.ledger
         sandbox.ledger.limit = limit
         self._sandboxes[key] = sandbox
@@ -263,8 +336,9 @@ class DiskWatch:
         sandbox = self._sandboxes.get(key)
         if sandbox is None:
             return
-        self._scarce_resource()
-        if not only_if_due or sandbox.due(self._changed, self._max_age):
+        self._find_scarcity()
+        exact = sandbox.read is not None
+        if exact or not only_if_due or sandbox.due(self._changed, self._max_age):
             # Not in the thread of the checks: others may be in line there.
             await self._measure(sandbox, executor=None)
 
@@ -284,7 +358,7 @@ class DiskWatch:
 
     async def check(self) -> None:
         """Check once: measure sandboxes that are due, and report."""
-        scarce = self._scarce_resource()
+        scarce = self._find_scarcity()
         due = [
             sandbox
             for sandbox in self._sandboxes.values()
@@ -294,23 +368,24 @@ class DiskWatch:
         for sandbox in sorted(due, key=lambda sandbox: sandbox.time_limit):
             await self._measure(sandbox, self._thread)
         if scarce:
-            growing = max(due, key=lambda sandbox: sandbox.growth(scarce), default=None)
-            if growing and growing.usage and growing.growth(scarce) > 0:
-                self._low(growing.key, growing.usage.bytes)
+            filling = [one for one in due if one.fills(scarce) and self._shares(one, scarce)]
+            fastest = max(filling, key=lambda one: one.rate(scarce.resource), default=None)
+            if fastest and fastest.usage:
+                self._low(fastest.key, fastest.usage.bytes)
 
-    def _scarce_resource(self) -> _Resource | None:
-        """Return what the file system is short of, after recording the change of free space."""
-        try:
-            space = os.statvfs(self._directory)
-        except OSError:
-            return None
-        free = space.f_bavail * space.f_frsize
-        # A rise counts like a fall: one sandbox may have deleted more than another wrote.
-        self._changed += abs((free if self._free is None else self._free) - free)
-        self._free = free
-        if free < _reserve(space):
-            return "bytes"
-        return "inodes" if space.f_favail < space.f_files * RESERVE_SHARE else None
+    @property
+    def _changed(self) -> int:
+        return sum(one.changed for one in self._file_systems)
+
+    def _find_scarcity(self) -> _Scarcity | None:
+        found = [scarce for one in self._file_systems if (scarce := one.check()) is not None]
+        return found[0] if found else None
+
+    def _shares(self, sandbox: _WatchedSandbox, scarce: _Scarcity) -> bool:
+        """Return whether the files of a sandbox are on the scarce file system."""
+        # Those in the pool are on the other one as well, in the file of the pool.
+        inside = f"{self._pool}/"
+        return scarce.directory != self._pool or sandbox.directory.startswith(inside)
 
     async def _measure(self, sandbox: _WatchedSandbox, executor: ThreadPoolExecutor | None) -> None:
         changed, mark = self._changed, sandbox.ledger.begin_measurement()
@@ -320,7 +395,8 @@ class DiskWatch:
         sandbox.update(usage, changed, mark)
         if self._sandboxes.get(sandbox.key) is not sandbox:
             return
-        over = sandbox.limit is not None and usage.bytes > sandbox.limit
+        enforced = sandbox.read is not None
+        over = not enforced and sandbox.limit is not None and usage.bytes > sandbox.limit
         if over and not sandbox.reported:
             self._over(sandbox.key, usage.bytes)
         sandbox.reported = over

@@ -7,7 +7,7 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING
 
-from smokebox.engine.disk import DiskWatch
+from smokebox.engine.disk import DiskWatch, TreeUsage
 from smokebox.engine.disk_ledger import DiskBudget
 from smokebox.engine.jail.cgroup import buffers_limit
 from smokebox.engine.jail.kernfs import network_buffers
@@ -15,18 +15,19 @@ from smokebox.errors import LimitReached, SmokeboxError
 
 if TYPE_CHECKING:
     from smokebox.engine.lifecycle import Lifecycle
+    from smokebox.engine.record.rows import SandboxRow, StopCause
     from smokebox.engine.run import Run
+    from smokebox.engine.sandbox_storage import SandboxStorage
 
 MEMORY_SECONDS = 0.5
-# Start of the reason why a run ended that exceeded its disk limit.
-OVER_DISK = "its files take"
 
 
 class ResourceGuard:
     """Ends the run of a sandbox that exceeds a limit, with a reason."""
 
-    def __init__(self, sandboxes: str) -> None:
-        self._disk = DiskWatch(sandboxes, over=self._over, low=self._low)
+    def __init__(self, storage: SandboxStorage) -> None:
+        self._storage = storage
+        self._disk = DiskWatch(storage.plain, pool=storage.pool, over=self._over, low=self._low)
         self._lifecycles: dict[str, Lifecycle] = {}
         self._runs: dict[str, Run] = {}
         # Reasons of sandboxes that run no programs until they are below their disk limit again.
@@ -38,20 +39,26 @@ class ResourceGuard:
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
-    def watch(self, lifecycle: Lifecycle, run: Run, *, stopped_for: str | None = None) -> None:
+    def watch(self, lifecycle: Lifecycle, run: Run, *, before: SandboxRow | None = None) -> None:
         """Watch a run. Call again when its limits change.
 
-        `stopped_for` is the reason why the run before ended. After one for its disk use, the run
-        starts programs only once it is below its limit.
+        `before` is the row of the sandbox before the run. After one that was stopped for its disk
+        use, the run starts programs only once it is below its limit.
         """
         key = run.jail.state.key
-        if stopped_for is not None and stopped_for.startswith(OVER_DISK):
-            self._full[key] = stopped_for
+        if before is not None and before.stop_cause == "disk":
+            self._full[key] = before.stop_reason or ""
         self._lifecycles[key], self._runs[key] = lifecycle, run
         fresh = run.generation == 1 and self._disk.used(key) is None
+        read = functools.partial(self._read_quota, key)
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
         self._disk.watch(
-            key, f"{run.directory}/data", run.limits.disk, fresh=fresh, pids=run.jail.pids
+            key,
+            f"{run.directory}/data",
+            run.limits.disk,
+            fresh=fresh,
+            pids=run.jail.pids,
+            read=read if read() is not None else None,
         )
 
     def forget(self, run: Run) -> None:
@@ -105,15 +112,22 @@ class ResourceGuard:
         # One that is full already runs no programs, so that its owner can remove files.
         if run is not None and run.limits.disk is not None and key not in self._full:
             limit = run.limits.disk
-            self._stop(key, f"{OVER_DISK} {used / 1e9:.2f} GB of disk, above {limit / 1e9:g} GB")
+            reason = f"its files take {used / 1e9:.2f} GB of disk, above {limit / 1e9:g} GB"
+            self._stop(key, reason, cause="disk")
 
     def _low(self, key: str, used: int) -> None:
         self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")
 
-    def _stop(self, key: str, reason: str) -> None:
+    def _stop(self, key: str, reason: str, *, cause: StopCause | None = None) -> None:
         lifecycle = self._lifecycles.get(key)
         if lifecycle is not None:
-            lifecycle.stop(reason)
+            lifecycle.stop(reason, cause=cause)
+
+    def _read_quota(self, key: str) -> TreeUsage | None:
+        state = self._storage.quota(key)
+        if state is None:
+            return None
+        return TreeUsage(bytes=state.quota.bytes, inodes=state.quota.inodes)
 
     async def _watch_memory(self) -> None:
         """Bound the memory that the kernel does not.

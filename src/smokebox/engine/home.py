@@ -64,10 +64,6 @@ class Home:
         """The file of the durable record."""
         return os.path.join(self.path, "record.db")
 
-    def sandbox_directory(self, key: str) -> str:
-        """Return the directory of a sandbox, existing or not."""
-        return os.path.join(self.sandboxes, key)
-
     def close(self) -> None:
         """Release the lock. Safe to repeat."""
         lock, self._lock = self._lock, None

@@ -22,9 +22,11 @@ from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.names import check_id, check_labels, random_id
 from smokebox.engine.options import DEFAULT_IMAGE, SandboxOptions, parse_options
 from smokebox.engine.pool import JailPool
+from smokebox.engine.quota.storage_pool import parse_pool_size
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sandbox import Sandbox, info_of
+from smokebox.engine.sandbox_storage import SandboxStorage, open_storage
 from smokebox.engine.workers import Workers
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.limits import Limits
@@ -74,6 +76,7 @@ class Host:
         admit: Admission = admit_all,
         directories: Mapping[str, str] | None = None,
         load_handler: HandlerLoader = load_handler,
+        storage_pool: int | str | None = None,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -86,16 +89,22 @@ class Host:
             admit: Decides about sandboxes that are created; see `Admission`.
             directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
             load_handler: Imports the egress handlers that policies name.
+            storage_pool: Size of the file in the state directory that holds the sandboxes, so
+                that the kernel enforces their disk limits; by default there is none.
 
         Raises:
+            IsolationUnavailable: This host cannot mount a storage pool.
             InvalidOption: A directory is not valid, or overlaps with those of Smokebox.
             Conflict: Another process holds the state directory.
             AccessDenied: The state directory belongs to another user, or is writable by others.
         """
         raise_open_files()
+        size = parse_pool_size(storage_pool) if storage_pool is not None else None
         directory = await asyncio.to_thread(open_home, home)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(directory.close)
+            storage = await asyncio.to_thread(open_storage, directory, size)
+            stack.callback(storage.close)
             record = await Record.open(directory.record)
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
@@ -105,7 +114,7 @@ class Host:
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
         context = _build_context(
-            directory, record, store, tier, pool, layers, image_store, admit, load_handler
+            directory, storage, record, store, tier, pool, layers, image_store, admit, load_handler
         )
         host = cls(context)
         try:
@@ -202,7 +211,9 @@ class Host:
             status=status, labels=check_labels(labels or {}), prefix=prefix
         )
         used_at = {sandbox.id: sandbox.lifecycle.used_at for sandbox in self._sandboxes.values()}
-        return [info_of(row, used_at.get(row.id, 0.0)) for row in rows]
+        keys = [row.key for row in rows]
+        disk = await asyncio.to_thread(self._context.storage.enforcements, keys)
+        return [info_of(row, used_at.get(row.id, 0.0), disk[row.key]) for row in rows]
 
     async def aclose(self, *, detach: bool = False) -> None:
         """Put every sandbox to sleep and release the state directory. Safe to repeat.
@@ -215,6 +226,8 @@ class Host:
         self._closed = True
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._context.home.close)
+            if not detach:
+                stack.push_async_callback(asyncio.to_thread, self._context.storage.close)
             stack.callback(self._context.workers.close)
             stack.push_async_callback(self._context.record.aclose)
             stack.push_async_callback(self._context.backups.aclose)
@@ -253,7 +266,7 @@ class Host:
         # Also empty cgroups of engines whose state directory was deleted.
         await asyncio.to_thread(detect().sweep, running)
         known = {row.key for row in await self._context.record.sandboxes()}
-        for key in await asyncio.to_thread(os.listdir, self._context.home.sandboxes):
+        for key in await asyncio.to_thread(self._context.storage.keys):
             if key not in known:
                 await self._context.remove(key)
 
@@ -301,6 +314,7 @@ async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 def _build_context(
     home: Home,
+    storage: SandboxStorage,
     record: Record,
     backups: Backups,
     tier: Tier,
@@ -316,15 +330,17 @@ def _build_context(
     }
     context = EngineContext(
         home=home,
+        storage=storage,
         record=record,
         images=image_store,
         jailers=jailers,
         tier=tier,
         workers=Workers(),
-        guard=ResourceGuard(home.sandboxes),
+        guard=ResourceGuard(storage),
         pool=JailPool(
             pool,
             new_spec=lambda image: context.spec(context.key(), image, Limits()),
+            prepare=lambda spec: asyncio.to_thread(storage.prepare, spec.key, spec.limits.disk),
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,

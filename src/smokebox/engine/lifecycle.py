@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine.context import EngineContext
     from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.record.rows import StopCause
     from smokebox.engine.run import Run, RunPart
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Lifecycle:
     async def directory(self) -> str:
         """Return the directory of the sandbox on the host; empty before it was ever woken."""
         row = self._row or await self._context.record.get(SandboxRow, self.id)
-        return self._context.home.sandbox_directory(row.key) if row is not None else ""
+        return self._context.storage.directory(row.key) if row is not None else ""
 
     @property
     def layers(self) -> EgressLayers | None:
@@ -155,10 +156,10 @@ class Lifecycle:
         """End the current run and keep the files."""
         await asyncio.shield(self._spawn(self._sleep()))
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, cause: StopCause | None = None) -> None:
         """End the current run because it exceeded a limit or is broken."""
         if self._run is not None:
-            self._spawn(self._stop(self._run.jail, reason))
+            self._spawn(self._stop(self._run.jail, reason, cause))
 
     async def destroy(self) -> None:
         """Remove every trace. Concurrent calls are merged."""
@@ -186,6 +187,7 @@ class Lifecycle:
                 return
             try:
                 image = await self._context.images.get(row.image)
+                await self._confine(row)
                 self._run = await startup.as_run(self._context, row, jail, image)
                 await leftovers.sweep_running(self._run, self._context.workers)
                 for part in self.parts:
@@ -195,7 +197,7 @@ class Lifecycle:
                 await jail.kill()
                 await self._clean_up_dead(row, f"it could not be adopted: {error}")
                 return
-            self._context.guard.watch(self, self._run)
+            self._context.guard.watch(self, self._run, before=row)
             self._spawn(self._watch(self._run))
         self._start_idle_timer()
 
@@ -231,13 +233,15 @@ class Lifecycle:
             if self._row is not None and self._row.status == "destroying":
                 await self._remove(self._row)
             if self._run is None:
-                stopped_for = self._row.stop_reason if self._row is not None else None
+                before = self._row
                 self._run = await self._start()
-                self._context.guard.watch(self, self._run, stopped_for=stopped_for)
+                self._context.guard.watch(self, self._run, before=before)
                 self._spawn(self._watch(self._run))
                 try:
                     await self._begin()
-                except SmokeboxError:
+                    assert self._row is not None
+                    await self._confine(self._row)
+                except (SmokeboxError, OSError):
                     # A command could do harm in a sandbox that is only partly set up.
                     await self._end(STOPPED)
                     raise
@@ -248,10 +252,14 @@ class Lifecycle:
             if self._run is not None and not (if_idle and self._active):
                 await self._end(ASLEEP)
 
-    async def _stop(self, jail: Jail, reason: str) -> None:
+    async def _stop(self, jail: Jail, reason: str, cause: StopCause | None) -> None:
         async with self._lock:
             if self._is_current(jail):
-                await self._end(reason)
+                await self._end(reason, cause)
+
+    async def _confine(self, row: SandboxRow) -> None:
+        """Let the kernel enforce the disk limit, where it can."""
+        await asyncio.to_thread(self._context.storage.confine, row.key, row.limits.disk)
 
     def _is_current(self, jail: Jail) -> bool:
         return self._run is not None and self._run.jail is jail
@@ -288,6 +296,8 @@ class Lifecycle:
         if run is not None and changed.limits != run.limits:
             # Before the record: the kernel refuses limits below current use.
             await run.jail.set_limits(changed.limits)
+        if changed.limits.disk != row.limits.disk:
+            await self._confine(changed)
         await self._context.record.write(update(changed))
         self._row = changed
         self._context.expirations.set(self.id, changed.expires_at)
@@ -332,7 +342,7 @@ class Lifecycle:
         async with self._context.admit(self.id, options) as admitted:
             return await startup.start(self._context, self.id, None, admitted)
 
-    async def _end(self, reason: str) -> None:
+    async def _end(self, reason: str, cause: StopCause | None = None) -> None:
         """End the run: kill the jail, notify the parts, update the record. Needs the lock."""
         await self._prepare_end()
         run, self._run = self._run, None
@@ -340,11 +350,12 @@ class Lifecycle:
         assert self._row is not None
         self._stop_idle_timer()
         # For the next run, if this one ends before there is room.
-        reason = await self._context.guard.over_disk(run) or reason
+        if full := await self._context.guard.over_disk(run):
+            reason, cause = full, "disk"
         self._context.guard.forget(run)
         await run.jail.kill()
         run.spills.close()
-        await self._record_end(self._row, reason)
+        await self._record_end(self._row, reason, cause)
 
     async def _prepare_end(self) -> None:
         if self.run is None:
@@ -357,16 +368,19 @@ class Lifecycle:
     async def _clean_up_dead(self, row: SandboxRow, reason: str) -> None:
         # Before the record says idle: idle sandboxes are not swept again.
         await leftovers.sweep_stopped(
-            self._context.home.sandbox_directory(row.key), self._context.workers
+            self._context.storage.directory(row.key), self._context.workers
         )
         await self._record_end(row, reason)
 
-    async def _record_end(self, row: SandboxRow, reason: str) -> None:
+    async def _record_end(
+        self, row: SandboxRow, reason: str, cause: StopCause | None = None
+    ) -> None:
         self._row = replace(
             row,
             status="destroying" if row.status == "destroying" else "idle",
             jail=None,
             stop_reason=reason,
+            stop_cause=cause,
             last_active_at=max(row.last_active_at, self.used_at),
         )
         for part in self.parts:

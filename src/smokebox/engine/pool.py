@@ -33,10 +33,12 @@ class JailPool:
         size: int,
         *,
         new_spec: Callable[[Image], JailSpec],
+        prepare: Callable[[JailSpec], Awaitable[None]],
         remove: Callable[[JailSpec], Awaitable[None]],
     ) -> None:
         self._size = size
         self._new_spec = new_spec
+        self._prepare = prepare
         self._remove = remove
         self._ready: list[PooledJail] = []
         self._dead: list[PooledJail] = []
@@ -119,6 +121,7 @@ class JailPool:
     async def _create(self, jailer: Jailer, image: Image) -> PooledJail:
         spec = self._new_spec(image)
         try:
+            await self._prepare(spec)
             return PooledJail(spec=spec, jail=await jailer.make(spec))
         except BaseException:
             await self._remove(spec)

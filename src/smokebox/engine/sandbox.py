@@ -6,6 +6,7 @@ first call; a call to a sleeping sandbox wakes it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shlex
 from dataclasses import asdict
@@ -57,11 +58,14 @@ if TYPE_CHECKING:
     from smokebox.engine.processes.background_process import BackgroundProcess
     from smokebox.engine.record.rows import SandboxRow
     from smokebox.engine.run import Command
+    from smokebox.engine.sandbox_storage import DiskEnforcement
     from smokebox.limits import ProcessLimits
     from smokebox.runtime.stream import Chunk
 
 
-def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
+def info_of(
+    row: SandboxRow, used_at: float = 0.0, disk: DiskEnforcement | None = None
+) -> SandboxInfo:
     """Convert a row of the record for users. `used_at` is the last use, if more recent."""
     return SandboxInfo(
         id=row.id,
@@ -70,6 +74,7 @@ def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
         tier=row.tier,
         limits=row.limits.to_json(),
         enforcement=row.jail.enforcement if row.jail is not None else None,
+        disk_enforcement=disk,
         labels=row.labels,
         generation=row.generation,
         created_at=row.created_at,
@@ -296,7 +301,10 @@ class Sandbox:
     async def info(self) -> SandboxInfo | None:
         """Return its description without waking it; None before it was ever woken."""
         row = await self.lifecycle.row()
-        return None if row is None else info_of(row, self.lifecycle.used_at)
+        if row is None:
+            return None
+        disk = await asyncio.to_thread(self._context.storage.enforcement, row.key)
+        return info_of(row, self.lifecycle.used_at, disk)
 
     async def stats(self) -> SandboxStats:
         """Return current resource usage, without waking it."""

@@ -16,6 +16,7 @@ from smokebox.egress.layers import EgressLayers
 from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted_files import RootedFiles
+from smokebox.engine.jail.jail import OUTPUT
 from smokebox.engine.jail.namespace_setup import IO
 from smokebox.engine.options import DEFAULT_IMAGE
 from smokebox.engine.record.rows import DEFAULT_CWD, SandboxRow, delete, put, update
@@ -57,6 +58,7 @@ async def start(
         generation=row.generation + 1,
         last_active_at=time.time(),
         stop_reason=None,
+        stop_cause=None,
     )
 
     async def record_state(state: JailState) -> None:
@@ -66,6 +68,7 @@ async def start(
         if jail is not None:
             await record_state(jail.state)
         else:
+            await asyncio.to_thread(context.storage.prepare, row.key, row.limits.disk)
             spec = context.spec(row.key, image, row.limits)
             jail = await jailer.make(spec, on_fork=record_state)
         started = await _enter(context, replace(awake, jail=jail.state), jail, image)
@@ -98,7 +101,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
         return jail.root, jail.owner
 
     executor = RootExecutor(root, context.workers)
-    directory = context.home.sandbox_directory(row.key)
+    directory = context.storage.directory(row.key)
     return Run(
         id=row.id,
         jail=jail,
@@ -110,7 +113,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
         default_user=row.settings.user,
         shell=await executor.run(_prepare, row.settings.cwd),
         limits=row.limits,
-        spills=SpillFolder(parent=f"{directory}/run/io", shown_parent=IO),
+        spills=SpillFolder(parent=f"{directory}/{OUTPUT}", shown_parent=f"{IO}/output"),
         read=lambda path: executor.run(RootedFiles.read, path),
         check_disk=lambda: context.guard.check_disk(row.key, row.id),
     )

@@ -195,6 +195,7 @@ async def open_state(
             admit=quotas.admit,
             directories=settings.directories,
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
+            storage_pool=settings.storage_pool,
         )
         await stack.enter_async_context(host)
         keys = Keys(

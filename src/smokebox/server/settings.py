@@ -68,6 +68,7 @@ class ServerSettings:
         profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
         directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
+        storage_pool: Bytes of the storage pool in the state directory; None for no pool.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
             OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -99,6 +100,7 @@ class ServerSettings:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None
     directories: Mapping[str, str] = field(default_factory=dict)
+    storage_pool: int | None = None
     log_json: bool = False
     otlp_endpoint: str | None = None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from smokebox.engine.quota.storage_pool import parse_pool_size
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 from smokebox.project import read_toml
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "server.toml"
 
-_TABLES = ("handlers", "images", "network", "profiles")
+_TABLES = ("handlers", "images", "network", "profiles", "storage")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HANDLER = re.compile(r"[\w.*]+(:[\w.*]+)?")
 
@@ -32,6 +33,7 @@ class ServerConfig:
     private_networks: tuple[str, ...] = ()
     handlers: tuple[str, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    storage_pool: int | None = None
 
 
 def load_server_config(home: str, file: str | None = None) -> ServerConfig:
@@ -59,6 +61,7 @@ def load_server_config(home: str, file: str | None = None) -> ServerConfig:
     refuse_unknown(str(path), tables, _TABLES)
     network = _table(path, "network", tables, ("private",))
     handlers = _table(path, "handlers", tables, ("allow",))
+    storage = _table(path, "storage", tables, ("pool",))
     return ServerConfig(
         directories=_directories(path, home, _table(path, "images", tables)),
         private_networks=parse_networks(f"{path}: network.private", network.get("private", [])),
@@ -67,6 +70,7 @@ def load_server_config(home: str, file: str | None = None) -> ServerConfig:
             name: parse_profile(f"{path}: [profiles.{name}]", name, _as_table(path, name, table))
             for name, table in _table(path, "profiles", tables).items()
         },
+        storage_pool=_pool_size(path, storage),
     )
 
 
@@ -108,6 +112,10 @@ def _directories(path: Path, home: str, table: Mapping[str, Any]) -> dict[str, s
             hint = "It would show the files of all sandboxes: use another directory."
             _refuse(path, option, value, f"has nothing in common with {home}", hint)
     return dict(table)
+
+
+def _pool_size(path: Path, table: Mapping[str, Any]) -> int | None:
+    return parse_pool_size(table["pool"], f"{path}: storage.pool") if "pool" in table else None
 
 
 def _handlers(path: Path, table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 # Others may pass through but list nothing: root inside is an unprivileged user on the host, and
 # the state directory above is closed to all but its owner.
-_PASSABLE = 0o711
+PASSABLE = 0o711
+# The engine's pipes, and output that is too large for memory, which programs inside may read.
+PIPES, OUTPUT = "run/io", "run/io/output"
 _BACKLOG = 1024
 BUILD_SECONDS = 30.0
 KILL_SECONDS = 10.0
@@ -452,13 +454,14 @@ async def _attach(process: FirstProcess, cgroup: Cgroup) -> None:
 def make_directories(directory: str, targets: int) -> None:
     """Create missing directories of a jail."""
     for name, mode in (
-        ("", _PASSABLE),
+        ("", PASSABLE),
         ("data", 0o755),
         ("data/upper", 0o755),
         ("data/work", 0o755),
         ("root", 0o755),
-        ("run", _PASSABLE),
-        ("run/io", 0o755),
+        ("run", PASSABLE),
+        (PIPES, 0o755),
+        (OUTPUT, 0o755),
         *(
             (f"data/{kind}/{number}", 0o755)
             for kind in ("upper", "work")

@@ -23,6 +23,9 @@ Value: TypeAlias = str | int | float | bytes | None
 
 DEFAULT_CWD = "/workspace"
 
+StopCause = Literal["disk"]
+"""The run before used more disk than its limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -62,7 +65,8 @@ _CLOSED = EgressLayers()
 class SandboxRow:
     """A sandbox. `generation` counts its runs, and `jail` identifies the current one.
 
-    Times are in seconds since the epoch. `stop_reason` is the reason why the last run ended.
+    Times are in seconds since the epoch. `stop_reason` is the reason why the last run ended,
+    in words; `stop_cause` is the cause if the next run depends on it.
     """
 
     id: str
@@ -80,6 +84,7 @@ class SandboxRow:
     settings: RunSettings = field(default_factory=RunSettings)
     jail: JailState | None = None
     stop_reason: str | None = None
+    stop_cause: StopCause | None = None
     egress: EgressLayers = _CLOSED
 
     @property

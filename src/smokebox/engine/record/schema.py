@@ -103,6 +103,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ports ADD COLUMN slug TEXT NOT NULL DEFAULT ''",
         "UPDATE ports SET slug = lower(hex(randomblob(4)))",
     ),
+    (
+        "ALTER TABLE sandboxes ADD COLUMN stop_cause TEXT",
+        "UPDATE sandboxes SET stop_cause = 'disk' WHERE stop_reason LIKE 'its files take%'",
+    ),
 )
 
 
