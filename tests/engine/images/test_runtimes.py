@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.images.image import Image, Layer, LayerStore
+from smokebox.engine.images.image import Image, Layer
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import DENO, Runtimes
 
 if TYPE_CHECKING:

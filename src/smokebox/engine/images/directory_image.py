@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.images.etc_files import read_etc_file
 from smokebox.engine.images.host_image import MOUNT_POINTS, default_env, make_directories
-from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
+from smokebox.engine.images.image import Image, ImageConfig, Layer
+from smokebox.engine.images.layer_store import LayerStore, make_directory, make_file
 from smokebox.errors import InvalidOption, NotFound
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class DirectoryImages:
                     "Move the root file system elsewhere.",
                 )
 
-    async def get(self, name: str) -> Image:
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of a name such as `dir:bookworm`."""
         path = await asyncio.to_thread(self._find, name)
         frame = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
@@ -75,7 +76,12 @@ class DirectoryImages:
             Layer(path=path),
             Layer(path=os.path.join(directory, "under")),
         )
-        return Image(name=name, digest=_digest(frame, path), layers=layers, env=default_env(path))
+        return Image(
+            name=name,
+            digest=_digest(frame, path),
+            layers=layers,
+            config=ImageConfig(env=default_env(path)),
+        )
 
     def _find(self, image: str) -> str:
         """Return the directory of an image. Errors do not tell where it is."""

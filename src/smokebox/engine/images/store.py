@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.images.directory_image import PREFIX, DirectoryImages
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.image import Layer, LayerStore, make_directory
+from smokebox.engine.images.image import Layer
+from smokebox.engine.images.layer_store import LayerStore, make_directory
 from smokebox.errors import NotFound
 
 if TYPE_CHECKING:
@@ -87,10 +88,16 @@ def _digest(text: str) -> str:
 
 
 class ImageSource(Protocol):
-    """A source of images."""
+    """A source of images.
 
-    async def get(self, name: str) -> Image:
-        """Return the image of a complete name. Raises `NotFound` with `kind="image"`."""
+    What it gives is current: a catalogued image is looked up before any source is asked.
+    """
+
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
+        """Return the image of a complete name. Raises `NotFound` with `kind="image"`.
+
+        `scope` is the id of the sandbox that is to start, or None for the operator.
+        """
         ...
 
 
@@ -108,9 +115,16 @@ class ImageStore:
         self._sources = dict(sources)
         self._runtimes = runtimes
 
-    async def get(self, name: str) -> Image:
-        """Return an image, made if needed."""
-        image = await self._source(name).get(name)
+    async def get(self, name: str, *, scope: str | None = None, digest: str = "") -> Image:
+        """Return an image, made or pulled if needed.
+
+        Args:
+            name: The name as a caller gave it.
+            scope: Id of the sandbox that is to start; None for the operator.
+            digest: Digest that the sandbox was created from. If it is in the catalog, the name
+                is not looked up.
+        """
+        image = await self._source(name).get(name, scope=scope)
         return image if self._runtimes is None else await self._runtimes.add_to(image)
 
     def _source(self, name: str) -> ImageSource:
