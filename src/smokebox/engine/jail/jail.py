@@ -317,7 +317,7 @@ class Jailer(abc.ABC):
             request = {
                 "key": spec.key,
                 "directory": spec.directory,
-                "layers": [[layer.path, layer.target] for layer in spec.layers],
+                "layers": [[layer.path, layer.target, layer.owner] for layer in spec.layers],
                 "first_uid": ids.owner.uid,
                 "uids": ids.owner.count,
                 "cgroup": cgroup_fd is not None,
