@@ -319,8 +319,7 @@ class LayerStore:
         Args:
             keep: Ids of all layers that images, snapshots and sandboxes of this engine refer to.
         """
-        unused = self.discard(keep)
-        return await self._workers.run(Job(), self._folder.remove, unused)
+        return await self.remove(self.discard(keep))
 
     def discard(self, keep: Collection[str]) -> list[str]:
         """Move layers aside as `prune` does, and return what is left to remove.
@@ -328,6 +327,12 @@ class LayerStore:
         Everything that decides happens before this returns.
         """
         return self._folder.discard({*keep, *self._leased})
+
+    async def remove(self, discarded: Collection[str]) -> PruneResult:
+        """Remove what `discard` moved aside. The next `prune` does it, if this is cancelled."""
+        if not discarded:
+            return PruneResult()
+        return await self._workers.run(Job(), self._folder.remove, discarded)
 
     def close(self) -> None:
         """End the threads. Safe to repeat."""
