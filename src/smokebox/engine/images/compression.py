@@ -15,7 +15,7 @@ import zstandard
 from smokebox.engine.files.tar_format import BrokenTar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CHUNK = 1 << 20
 
@@ -45,15 +45,12 @@ def decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
         if len(start) >= _LONGEST_MAGIC:
             break
     rest = _chain(start, chunks)
-    try:
-        if start.startswith(_GZIP):
-            yield from _gunzip(rest)
-        elif start.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
-            yield from _unzstd(rest)
-        else:
-            yield from rest
-    except (zlib.error, zstandard.ZstdError) as error:
-        raise BrokenTar(f"its compressed bytes are damaged ({error})") from None
+    if start.startswith(_GZIP):
+        yield from _gunzip(rest)
+    elif start.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
+        yield from _unzstd(rest)
+    else:
+        yield from rest
 
 
 def _chain(start: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -63,7 +60,8 @@ def _chain(start: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    inflate = _new_inflate()
+    library = _gzip_library()
+    inflate = library.decompressobj(31)
     for data in chunks:
         while data:
             if inflate.eof:
@@ -71,25 +69,31 @@ def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 data = data.lstrip(b"\0")
                 if not data:
                     break
-                inflate = _new_inflate()
-            if plain := inflate.decompress(data, CHUNK):
+                inflate = library.decompressobj(31)
+            try:
+                plain = inflate.decompress(data, CHUNK)
+            except library.error as error:
+                raise BrokenTar(f"its compressed bytes are damaged ({error})") from None
+            if plain:
                 yield plain
             data = inflate.unconsumed_tail or inflate.unused_data
     if not inflate.eof:
         raise BrokenTar("its compressed bytes end too early")
 
 
+class _Library(Protocol):
+    @property
+    def error(self) -> type[Exception]: ...
+    def decompressobj(self, wbits: int) -> _Inflate: ...
+
+
 @functools.cache
-def _gzip_library() -> Callable[..., _Inflate]:
+def _gzip_library() -> _Library:
     try:
-        library: Callable[..., _Inflate] = import_module("isal.isal_zlib").decompressobj
+        library: _Library = import_module("isal.isal_zlib")
     except ImportError:
-        return zlib.decompressobj
+        return zlib
     return library
-
-
-def _new_inflate() -> _Inflate:
-    return _gzip_library()(wbits=31)
 
 
 def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -97,7 +101,13 @@ def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
     # Unlike decompressobj(), this limits what one call gives: a few bytes can be gigabytes.
     source: Any = _Source(chunks)
     with decompressor.stream_reader(source, read_across_frames=True) as reader:
-        while plain := reader.read(CHUNK):
+        while True:
+            try:
+                plain = reader.read(CHUNK)
+            except zstandard.ZstdError as error:
+                raise BrokenTar(f"its compressed bytes are damaged ({error})") from None
+            if not plain:
+                return
             yield plain
 
 
