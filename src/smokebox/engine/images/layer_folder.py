@@ -361,11 +361,13 @@ class LayerFolder:
         return found
 
     def _remove(self, path: str) -> None:
-        with (
-            contextlib.suppress(FileNotFoundError, JobStopped),
-            closing(os.open(self.path, LIST | os.O_CLOEXEC)) as parent,
-        ):
-            remove_tree(parent, os.path.basename(path), path)
+        with closing(os.open(self.path, LIST | os.O_CLOEXEC)) as parent:
+            while True:
+                # A call that was cancelled is told so once, and cleans up all the same.
+                with contextlib.suppress(JobStopped):
+                    with contextlib.suppress(FileNotFoundError):
+                        remove_tree(parent, os.path.basename(path), path)
+                    return
 
     def _register(self, name: str) -> None:
         path = os.path.join(self._registrations(self._user), name)
