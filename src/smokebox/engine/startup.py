@@ -16,6 +16,7 @@ from smokebox.egress.layers import EgressLayers
 from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted_files import RootedFiles
+from smokebox.engine.images.image import DEFAULT_USER
 from smokebox.engine.jail.namespace_setup import IO
 from smokebox.engine.options import DEFAULT_IMAGE
 from smokebox.engine.record.rows import DEFAULT_CWD, SandboxRow, delete, put, update
@@ -70,7 +71,8 @@ async def _start(
     known = row is not None
     if row is None:
         key = ready.spec.key if ready is not None else context.key()
-        row = options.row(id, key=key, image=image, tier=jailer.tier)
+        user = image.user if jailer.has_users else DEFAULT_USER
+        row = options.row(id, key=key, image=image, tier=jailer.tier, user=user)
     jail = ready.jail if ready is not None else None
     awake = replace(
         row,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "DEFAULT_CWD",
+    "DEFAULT_USER",
     "Healthcheck",
     "HistoryEntry",
     "Image",

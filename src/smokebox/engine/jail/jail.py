@@ -274,6 +274,11 @@ class Jailer(abc.ABC):
     def tier(self) -> Tier:
         """Name of the tier."""
 
+    @property
+    def has_users(self) -> bool:
+        """True if programs in its jails can run as other users than root."""
+        return self._privileged
+
     @abc.abstractmethod
     def explain(self, error: OSError) -> SmokeboxError:
         """Return the error, with a hint, for a jail that could not be created."""
