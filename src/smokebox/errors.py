@@ -28,6 +28,7 @@
     ├── Unauthorized                                  the key is missing or unknown
     ├── Forbidden                                     the key does not allow this
     ├── GitError                                      a repository could not be cloned
+    ├── ImageError                                    an image or a layer of it is not usable
     ├── ModelError                                    a model gave no response
     │   ├── ModelUnavailable                          overloaded, rate-limited, cut off, stalled
     │   ├── ContextOverflow                           longer than the model's context
@@ -283,6 +284,16 @@ class GitError(SmokeboxError):
     def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
         super().__init__(message, hint=hint, **fields)
         self.retryable = fields.get("reason") == "network"
+
+
+class ImageError(SmokeboxError):
+    """An image, or a layer of it, is damaged, unsafe or incomplete. Fields: `reason`, `image`.
+
+    `reason` is "damaged", "mismatch" (not what its digest says), "unsafe", "unsupported" or
+    "missing" (of a layer). `image` is the digest or name of what is not usable.
+    """
+
+    code = "image_error"
 
 
 class ModelError(SmokeboxError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,8 +23,9 @@ class ConfiguredStore:
     def __init__(self, store: ImageStore) -> None:
         self._store = store
 
-    async def get(self, name: str) -> Image:
-        return replace(await self._store.get(name), cwd="/srv/app", user="nobody")
+    async def get(self, name: str, **options: Any) -> Image:
+        image = await self._store.get(name, **options)
+        return replace(image, config=replace(image.config, cwd="/srv/app", user="nobody"))
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.guard import ResourceGuard
     from smokebox.engine.home import Home
+    from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image import Image
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
@@ -65,6 +66,7 @@ class EngineContext:
     storage: SandboxStorage
     record: Record
     images: ImageStore
+    catalog: ImageCatalog
     jailers: Mapping[str, Jailer]
     tier: Tier
     workers: Workers

@@ -15,6 +15,9 @@ from smokebox.engine.backups.backups import Backups
 from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.home import Home, open_home
+from smokebox.engine.images.catalog import ImageCatalog
+from smokebox.engine.images.images import Images
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
@@ -58,6 +61,7 @@ class Host:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
+        self._images = Images(context.catalog, on_removed=context.pool.empty)
         # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
         # Holds sandboxes with options that the next call applies.
@@ -108,13 +112,28 @@ class Host:
             record = await Record.open(directory.record)
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
+            catalog = ImageCatalog(record, LayerStore(layers, home=directory.path))
             image_store = await asyncio.to_thread(
-                open_store, layers, directories=directories, private=(directory.path,)
+                open_store,
+                layers,
+                catalog=catalog,
+                directories=directories,
+                private=(directory.path,),
             )
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
         context = _build_context(
-            directory, storage, record, store, tier, pool, layers, image_store, admit, load_handler
+            directory,
+            storage,
+            record,
+            store,
+            tier,
+            pool,
+            layers,
+            image_store,
+            catalog,
+            admit,
+            load_handler,
         )
         host = cls(context)
         try:
@@ -130,6 +149,11 @@ class Host:
     def home(self) -> str:
         """The state directory."""
         return self._context.home.path
+
+    @property
+    def images(self) -> Images:
+        """The images that sandboxes can start from, besides `host` and `dir:NAME`."""
+        return self._images
 
     @property
     def backups(self) -> Backups:
@@ -229,6 +253,7 @@ class Host:
             if not detach:
                 stack.push_async_callback(asyncio.to_thread, self._context.storage.close)
             stack.callback(self._context.workers.close)
+            stack.callback(self._context.catalog.layer_store.close)
             stack.push_async_callback(self._context.record.aclose)
             stack.push_async_callback(self._context.backups.aclose)
             for jailer in self._context.jailers.values():
@@ -254,6 +279,7 @@ class Host:
         Sandboxes whose lifetime is over are destroyed.
         """
         await self._context.backups.take_over()
+        await self._context.catalog.sweep()
         rows = await self._context.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
         self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
@@ -321,6 +347,7 @@ def _build_context(
     pool: int,
     layers: str,
     image_store: ImageStore,
+    catalog: ImageCatalog,
     admit: Admission,
     load_handler: HandlerLoader,
 ) -> EngineContext:
@@ -333,6 +360,7 @@ def _build_context(
         storage=storage,
         record=record,
         images=image_store,
+        catalog=catalog,
         jailers=jailers,
         tier=tier,
         workers=Workers(),

@@ -186,7 +186,7 @@ class Lifecycle:
                 await self._clean_up_dead(row, CRASHED)
                 return
             try:
-                image = await self._context.images.get(row.image)
+                image = await startup.find_image(self._context, row.id, row)
                 await self._confine(row)
                 self._run = await startup.as_run(self._context, row, jail, image)
                 await leftovers.sweep_running(self._run, self._context.workers)

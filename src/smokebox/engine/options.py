@@ -67,8 +67,8 @@ class CheckedOptions:
             return current
         return current.with_settings(self.egress.settings, self.egress.granted)
 
-    def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
-        """Return the row of a new sandbox, with defaults from the image."""
+    def row(self, id: str, *, key: str, image: Image, tier: Tier, user: str) -> SandboxRow:
+        """Return the row of a new sandbox, with defaults from the image and the default user."""
         at = time.time()
         return SandboxRow(
             id=id,
@@ -81,7 +81,7 @@ class CheckedOptions:
             limits=self.limits or Limits(),
             env=self.env or {},
             labels=self.labels or {},
-            settings=self.settings(RunSettings(cwd=image.cwd, user=image.user)),
+            settings=self.settings(RunSettings(cwd=image.cwd, user=user)),
             egress=self.layers(EgressLayers()),
         )
 

@@ -61,7 +61,7 @@ class JailPool:
         if not self._size:
             return None
         taken = None
-        same_image = self._image is not None and self._image.digest == image.digest
+        same_image = self._image is not None and self._image.layers == image.layers
         if self._jailer is jailer and same_image:
             while self._ready and taken is None:
                 ready = self._ready.pop()

@@ -16,6 +16,7 @@ from smokebox.egress.layers import EgressLayers
 from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted_files import RootedFiles
+from smokebox.engine.images.image import DEFAULT_USER
 from smokebox.engine.jail.jail import OUTPUT
 from smokebox.engine.jail.namespace_setup import IO
 from smokebox.engine.options import DEFAULT_IMAGE
@@ -44,13 +45,35 @@ async def start(
     context: EngineContext, id: str, row: SandboxRow | None, options: CheckedOptions
 ) -> StartedRun:
     """Wake the sandbox of a row, or create one with options."""
-    image = await context.images.get((row.image if row else options.image) or DEFAULT_IMAGE)
+    # Until it is in the record, nothing else keeps the image from being removed.
+    with context.catalog.lease():
+        image = await find_image(context, id, row, options.image)
+        return await _start(context, id, row, options, image)
+
+
+async def find_image(
+    context: EngineContext, id: str, row: SandboxRow | None, name: str | None = None
+) -> Image:
+    """Return the image of a sandbox: the very one that it was created from."""
+    if row is None:
+        return await context.images.get(name or DEFAULT_IMAGE, scope=id)
+    return await context.images.get(row.image, scope=id, digest=row.digest)
+
+
+async def _start(
+    context: EngineContext,
+    id: str,
+    row: SandboxRow | None,
+    options: CheckedOptions,
+    image: Image,
+) -> StartedRun:
     jailer = context.jailer((row.tier if row else options.tier) or context.tier)
     ready = context.pool.take(jailer, image) if row is None else None
     known = row is not None
     if row is None:
         key = ready.spec.key if ready is not None else context.key()
-        row = options.row(id, key=key, image=image, tier=jailer.tier)
+        user = image.user if jailer.has_users else DEFAULT_USER
+        row = options.row(id, key=key, image=image, tier=jailer.tier, user=user)
     jail = ready.jail if ready is not None else None
     awake = replace(
         row,
@@ -80,6 +103,8 @@ async def start(
     if row.settings.cwd != DEFAULT_CWD:
         # A cwd requested meanwhile takes precedence.
         context.cwds.setdefault(id, row.settings.cwd)
+    if not known:
+        await context.catalog.touch(image.digest)
     return started
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.images.guest import USERS, Guest, can_unshare
 from short_directory import short_directory
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
@@ -90,3 +91,13 @@ def host(tmp_path: Path) -> Path:
     (root / "etc/ssl/certs/Root.pem").symlink_to("/usr/share/ca-certificates/Root.crt")
     (root / "etc/ssl/certs/0a1b2c3d.0").symlink_to("Root.pem")
     return root
+
+
+@pytest.fixture
+def layer_store(tmp_path: Path) -> Iterator[LayerStore]:
+    """An empty store of layers."""
+    home = tmp_path / "home"
+    home.mkdir()
+    store = LayerStore(str(home / "images"), home=str(home))
+    yield store
+    store.close()

@@ -11,7 +11,7 @@ import pytest
 
 from smokebox.engine.images.host_files import PRIVATE_KEY
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.image import LayerStore
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:

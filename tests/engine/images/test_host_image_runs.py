@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.image import LayerStore
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smokebox.engine.images.image import Image, LayerStore
+from smokebox.engine.images.image import Image
+from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import ImageStore, open_store
 from smokebox.errors import InvalidOption, NotFound, PathError
 
@@ -18,7 +19,7 @@ from smokebox.errors import InvalidOption, NotFound, PathError
 class Registry:
     """A source that has every image."""
 
-    async def get(self, name: str) -> Image:
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
         return Image(name=name, digest="1", layers=())
 
 

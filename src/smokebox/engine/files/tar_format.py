@@ -11,10 +11,11 @@ import os
 import struct
 import tarfile
 import zlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
 
 _BLOCK = struct.Struct("100s8s8s8s12s12s8s1s100s8s32s32s8s8s167x")
@@ -30,6 +31,8 @@ _DEVICE = slice(329, 345)
 _MAX_ID = 0o7777777
 _MAX_SIZE = 0o77777777777
 _PAX_NAME = b"././@PaxHeader"
+_NO_XATTRS: Mapping[str, bytes] = MappingProxyType({})
+XATTR = "SCHILY.xattr."
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 1 << 20
@@ -54,10 +57,12 @@ def encode_header(
     mtime: int,
     link: str = "",
     mtime_ns: int | None = None,
+    device: int = 0,
+    xattrs: Mapping[str, bytes] = _NO_XATTRS,
 ) -> bytes:
     """Encode the header of a member; `kind` is a type of `tarfile`.
 
-    `mtime_ns`, if passed, is recorded instead of `mtime`.
+    `mtime_ns`, if passed, is recorded instead of `mtime`. `device` is the number of a device.
     """
     path, target = os.fsencode(name), os.fsencode(link)
     if kind == tarfile.DIRTYPE:
@@ -75,7 +80,9 @@ def encode_header(
         records += _record(b"mtime", b"%d" % mtime)
     if uid > _MAX_ID or gid > _MAX_ID:
         records += _record(b"uid", b"%d" % uid) + _record(b"gid", b"%d" % gid)
-    block = _block(path, kind, mode, uid, gid, size, mtime, target)
+    for key, value in sorted(xattrs.items()):
+        records += _record(os.fsencode(XATTR + key), value)
+    block = _block(path, kind, mode, uid, gid, size, mtime, target, device)
     if records:
         return _pax_block(len(records)) + records + bytes(-len(records) % tarfile.BLOCKSIZE) + block
     return block
@@ -117,7 +124,15 @@ def _decimal_seconds(nanoseconds: int) -> bytes:
 
 
 def _block(
-    path: bytes, kind: bytes, mode: int, uid: int, gid: int, size: int, mtime: int, target: bytes
+    path: bytes,
+    kind: bytes,
+    mode: int,
+    uid: int,
+    gid: int,
+    size: int,
+    mtime: int,
+    target: bytes,
+    device: int = 0,
 ) -> bytes:
     fields = (
         path[:_MAX_NAME],
@@ -127,7 +142,10 @@ def _block(
         b"%011o\0" % (size if size <= _MAX_SIZE else 0),
         b"%011o\0" % (mtime if 0 <= mtime <= _MAX_SIZE else 0),
     )
-    rest = (kind, target[:_MAX_NAME], _MAGIC, b"", b"", _NO_DEVICE, _NO_DEVICE)
+    major, minor = _NO_DEVICE, _NO_DEVICE
+    if device:
+        major, minor = b"%07o\0" % os.major(device), b"%07o\0" % os.minor(device)
+    rest = (kind, target[:_MAX_NAME], _MAGIC, b"", b"", major, minor)
     total = sum(_BLOCK.pack(*fields, _BLANK, *rest))
     return _BLOCK.pack(*fields, b"%06o\0 " % total, *rest)
 
@@ -168,6 +186,12 @@ class TarSource:
         while not self._buffer and not self._ended:
             self._put((yield))
         return self._cut(limit)
+
+    def ended(self) -> Generator[None, bytes, bool]:
+        """Return whether no bytes are left."""
+        while not self._buffer and not self._ended:
+            self._put((yield))
+        return not self._buffer
 
     def _put(self, data: bytes) -> None:
         self._ended = not data

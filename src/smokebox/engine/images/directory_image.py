@@ -8,24 +8,23 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images.etc_files import read_etc_file
-from smokebox.engine.images.host_image import MOUNT_POINTS, default_env, make_directories
-from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
+from smokebox.engine.images.frame import make_frame
+from smokebox.engine.images.host_image import default_env
+from smokebox.engine.images.image import Image, ImageConfig, Layer
 from smokebox.errors import InvalidOption, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from smokebox.engine.images.layer_store import LayerStore
+
 PREFIX = "dir:"
-VERSION = 1
 GRANT = "[images] of server.toml, or directories= of Host.open()"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 # Every root file system has one of these.
 _EXPECTED = ("usr", "bin", "etc", "lib")
-# `docker export` leaves these empty, and debootstrap copies those of the host.
-_OVERLAID = ("hostname", "hosts", "resolv.conf")
 
 
 class DirectoryImages:
@@ -63,19 +62,17 @@ class DirectoryImages:
                     "Move the root file system elsewhere.",
                 )
 
-    async def get(self, name: str) -> Image:
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of a name such as `dir:bookworm`."""
         path = await asyncio.to_thread(self._find, name)
-        frame = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
-        directory = self._layer_store.find(frame)
-        if directory is None:
-            directory = await asyncio.to_thread(self._layer_store.ensure, frame, _make_frame)
-        layers = (
-            Layer(path=os.path.join(directory, "over")),
-            Layer(path=path),
-            Layer(path=os.path.join(directory, "under")),
+        frame = await make_frame(self._layer_store)
+        layers = (frame.over, Layer(path=path), frame.under)
+        return Image(
+            name=name,
+            digest=_digest(frame.digest, path),
+            layers=layers,
+            config=ImageConfig(env=default_env(path)),
         )
-        return Image(name=name, digest=_digest(frame, path), layers=layers, env=default_env(path))
 
     def _find(self, image: str) -> str:
         """Return the directory of an image. Errors do not tell where it is."""
@@ -127,16 +124,6 @@ def _check_setting(name: object, path: object) -> None:
         raise _invalid_setting(
             name, path, "is not an absolute path", "Write for example '/srv/bookworm'."
         )
-
-
-def _make_frame(into: str) -> None:
-    over, under = os.path.join(into, "over"), os.path.join(into, "under")
-    make_directory(over)
-    make_directory(under)
-    make_directory(os.path.join(over, "etc"))
-    for name in _OVERLAID:
-        make_file(os.path.join(over, "etc", name), read_etc_file(name))
-    make_directories(under, MOUNT_POINTS)
 
 
 def _digest(frame: str, path: str) -> str:

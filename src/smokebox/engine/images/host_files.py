@@ -15,7 +15,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images.image import make_directory, make_file
+from smokebox.engine.images.layer_store import make_directory, make_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

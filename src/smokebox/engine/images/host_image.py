@@ -17,7 +17,8 @@ from smokebox.engine.images.host_files import (
     drop_dead_links,
     make_mask,
 )
-from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
+from smokebox.engine.images.image import Image, ImageConfig, Layer
+from smokebox.engine.images.layer_store import LayerStore, make_directory, make_file
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class HostImage:
         self._usr_local = usr_local
         self._cached: tuple[float, Image] | None = None
 
-    async def get(self, name: str) -> Image:
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of this host as it was at most a second ago."""
         if self._cached is not None:
             at, image = self._cached
@@ -162,7 +163,10 @@ class HostImage:
         if directory is None:
             directory = await asyncio.to_thread(self._layer_store.ensure, digest, self._make)
         image = Image(
-            name=name, digest=digest, layers=self._layers(directory), env=default_env(self._host)
+            name=name,
+            digest=digest,
+            layers=self._layers(directory),
+            config=ImageConfig(env=default_env(self._host)),
         )
         self._cached = at, image
         return image

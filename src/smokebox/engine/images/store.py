@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.images.directory_image import PREFIX, DirectoryImages
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.image import Layer, LayerStore, make_directory
+from smokebox.engine.images.image import Layer
+from smokebox.engine.images.layer_store import LayerStore, make_directory
 from smokebox.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image import Image
 
 VERSION = 1
@@ -54,8 +56,7 @@ class Runtimes:
         if path is None:
             make = functools.partial(_make_layer, program=self._deno)
             path = await asyncio.to_thread(self._layer_store.ensure, digest, make)
-        layers = (*image.layers, Layer(path=path))
-        return replace(image, layers=layers, digest=_digest(f"{image.digest} {digest}"))
+        return replace(image, layers=(*image.layers, Layer(path=path)))
 
 
 @functools.cache
@@ -87,10 +88,16 @@ def _digest(text: str) -> str:
 
 
 class ImageSource(Protocol):
-    """A source of images."""
+    """A source of images.
 
-    async def get(self, name: str) -> Image:
-        """Return the image of a complete name. Raises `NotFound` with `kind="image"`."""
+    What it gives is current: a catalogued image is looked up before any source is asked.
+    """
+
+    async def get(self, name: str, *, scope: str | None = None) -> Image:
+        """Return the image of a complete name. Raises `NotFound` with `kind="image"`.
+
+        `scope` is the id of the sandbox that is to start, or None for the operator.
+        """
         ...
 
 
@@ -98,20 +105,55 @@ class ImageStore:
     """Images by name, from sources by name or prefix.
 
     A source is registered for a complete name (`host`), for a prefix that ends with a colon
-    (`dir:`), or for the empty string, which matches all other names. `runtimes` are added to
-    every image.
+    (`dir:`), or for the empty string, which matches all other names. The images of `catalog` come
+    before those of sources, except of `host` and `dir:`. `runtimes` are added to every image.
     """
 
     def __init__(
-        self, sources: Mapping[str, ImageSource], runtimes: Runtimes | None = None
+        self,
+        sources: Mapping[str, ImageSource],
+        runtimes: Runtimes | None = None,
+        catalog: ImageCatalog | None = None,
     ) -> None:
         self._sources = dict(sources)
         self._runtimes = runtimes
+        self._catalog = catalog
+        if catalog is not None:
+            catalog.live = self._get_live
 
-    async def get(self, name: str) -> Image:
-        """Return an image, made if needed."""
-        image = await self._source(name).get(name)
+    async def get(self, name: str, *, scope: str | None = None, digest: str = "") -> Image:
+        """Return an image, made or pulled if needed.
+
+        Args:
+            name: The name as a caller gave it.
+            scope: Id of the sandbox that is to start; None for the operator.
+            digest: Digest that the sandbox was created from. If it is in the catalog, the name
+                is not looked up.
+        """
+        image = await self._find(name, scope, digest)
         return image if self._runtimes is None else await self._runtimes.add_to(image)
+
+    async def _find(self, name: str, scope: str | None, digest: str) -> Image:
+        if self._catalog is None or _is_live(name):
+            return await self._source(name).get(name, scope=scope)
+        found = await self._catalog.get(digest) if digest else None
+        if found is None and digest:
+            raise NotFound(
+                f"the image {name!r} of the sandbox is gone: this host no longer has {digest}.",
+                hint="Add that very image again, or destroy the sandbox.",
+                kind="image",
+                name=name,
+            )
+        if found is None:
+            found = await self._catalog.find(name, scope=scope)
+        if found is not None:
+            return await self._catalog.load(found, name)
+        return await self._source(name).get(name, scope=scope)
+
+    async def _get_live(self, name: str) -> Image:
+        if not _is_live(name):
+            raise self._unknown(name)
+        return await self._source(name).get(name)
 
     def _source(self, name: str) -> ImageSource:
         prefix, colon, _ = name.partition(":")
@@ -132,9 +174,15 @@ class ImageStore:
         return NotFound(f"the store has no image {name!r}.", hint=hint, kind="image", name=name)
 
 
+def _is_live(name: str) -> bool:
+    """Return whether a name is of an image that follows the state of this host."""
+    return name == DEFAULT or name.startswith(PREFIX)
+
+
 def open_store(
     directory: str,
     *,
+    catalog: ImageCatalog | None = None,
     directories: Mapping[str, str] | None = None,
     private: Iterable[str] = (),
     usr_local: bool = True,
@@ -143,15 +191,17 @@ def open_store(
 
     Args:
         directory: Directory of the layers.
+        catalog: Catalog of the images in the same directory, if there is one.
         directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
         private: Other directories that no image may be, contain or lie inside.
         usr_local: Include /usr/local of the host in the image `host`.
     """
-    layer_store = LayerStore(directory)
+    layer_store = LayerStore(directory) if catalog is None else catalog.layer_store
     return ImageStore(
         {
             DEFAULT: HostImage(layer_store, usr_local=usr_local),
             PREFIX: DirectoryImages(layer_store, directories, private),
         },
         Runtimes(layer_store, find_deno()),
+        catalog,
     )

@@ -276,6 +276,11 @@ class Jailer(abc.ABC):
     def tier(self) -> Tier:
         """Name of the tier."""
 
+    @property
+    def has_users(self) -> bool:
+        """True if programs in its jails can run as other users than root."""
+        return self._privileged
+
     @abc.abstractmethod
     def explain(self, error: OSError) -> SmokeboxError:
         """Return the error, with a hint, for a jail that could not be created."""
@@ -319,7 +324,7 @@ class Jailer(abc.ABC):
             request = {
                 "key": spec.key,
                 "directory": spec.directory,
-                "layers": [[layer.path, layer.target] for layer in spec.layers],
+                "layers": [[layer.path, layer.target, layer.owner] for layer in spec.layers],
                 "first_uid": ids.owner.uid,
                 "uids": ids.owner.count,
                 "cgroup": cgroup_fd is not None,

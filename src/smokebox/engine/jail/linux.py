@@ -10,6 +10,7 @@ import errno
 import fcntl
 import functools
 import os
+import signal
 import socket
 import struct
 
@@ -41,7 +42,7 @@ _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLONE_PIDFD, _CLONE_INTO_CGROUP, _SIGCHLD = 0x1000, 0x200000000, 17
 _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 15, 24, 38
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 _CAPABILITY_VERSION = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _OPEN_TRIES = 1_000
@@ -271,6 +272,11 @@ def set_no_new_privileges() -> None:
 def become_subreaper() -> None:
     """Become the parent of every orphaned descendant."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends. The parent may have ended before."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_capabilities(keep: Iterable[int]) -> None:

@@ -36,6 +36,8 @@ NAMESPACES = (
 # Mount point of the engine's pipes inside.
 IO = "/run/smokebox"
 MESSAGE_SIZE = 1 << 16
+# A request that is longer is in a file in memory, its last descriptor.
+IN_FILE = b"file"
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = (
@@ -76,25 +78,39 @@ _HIDDEN_DIRECTORIES = ("acpi", "asound", "bus", "driver", "dynamic_debug", "fs",
 _BOOT_ID = "sys/kernel/random/boot_id"
 _TTY_GROUP = 5
 _FEWEST_WATCHES = 16
+# A message carries at most 253 descriptors.
+_MOST_FDS = 128
+_MORE, _GO = b"m", b"g"
 _SHARED_MEMORY = "mode=1777,size=64m"
 # The kernel has a limited number for all sandboxes.
 _MOST_TERMINALS = 256
 
 
+class RequestedLayer:
+    """A layer of a request; `owner` is the host id of its files of root."""
+
+    __slots__ = ("owner", "path", "target")
+
+    def __init__(self, path: str, target: str, owner: int) -> None:
+        self.path = path
+        self.target = target
+        self.owner = owner
+
+
 class JailRequest:
-    """Request to the zygote: layers as (path, target), and the range of ids."""
+    """Request to the zygote: layers, and the range of ids."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         self.key = str(fields["key"])
         self.directory = str(fields["directory"])
         layers = fields["layers"]
         assert isinstance(layers, list)
-        self.layers = [(str(path), str(target)) for path, target in layers]
+        self.layers = [RequestedLayer(*layer) for layer in layers]
         self.first_uid = int(str(fields["first_uid"]))
         self.uids = int(str(fields["uids"]))
         self.tier = str(fields.get("tier", "namespaces"))
         self.fields = fields
-        self.targets = sorted({target for _, target in self.layers})
+        self.targets = sorted({layer.target for layer in self.layers})
 
     @property
     def mapped(self) -> bool:
@@ -174,7 +190,7 @@ class NamespaceSetup:
         except OSError as error:
             # Raised below: the zygote is busy with us, and would only see that we are gone.
             refusal = error
-        _, trees = receive_fds(go, 16, 64)
+        trees = receive_trees(go)
         go.close()
         if refusal is not None:
             raise refusal
@@ -205,11 +221,12 @@ class NamespaceSetup:
                 os.close(tree)
         else:
             linux.mount(f"{self.request.directory}/data", "data", None, linux.MS_BIND)
-            for number, (path, _) in enumerate(self.request.layers):
-                linux.mount(path, f"low{number}", None, linux.MS_BIND | linux.MS_REC)
+            for number, layer in enumerate(self.request.layers):
+                linux.mount(layer.path, f"low{number}", None, linux.MS_BIND | linux.MS_REC)
         for number, target in enumerate(self.request.targets):
             layers = enumerate(self.request.layers)
-            lower = ":".join(f"low{n}" for n, (_, at) in layers if at == target)
+            # By short names: the options of a mount fit in one page.
+            lower = ":".join(f"low{n}" for n, layer in layers if layer.target == target)
             options = f"lowerdir={lower},upperdir=data/upper/{number},workdir=data/work/{number}"
             linux.mount(
                 "overlay",
@@ -249,6 +266,23 @@ class NamespaceSetup:
             socket.send_fds(self.setup, [json.dumps(message).encode()], fds)
         for fd in fds:
             os.close(fd)
+
+
+def send_trees(go: socket.socket, trees: Sequence[int]) -> None:
+    """Let the child of a new jail continue, with descriptors of its mounts."""
+    for start in range(0, len(trees), _MOST_FDS):
+        socket.send_fds(go, [_MORE], trees[start : start + _MOST_FDS])
+    go.sendall(_GO)
+
+
+def receive_trees(go: socket.socket) -> list[int]:
+    """Return the descriptors of `send_trees`."""
+    trees: list[int] = []
+    while True:
+        data, fds = receive_fds(go, 1, _MOST_FDS)
+        trees += fds
+        if data != _MORE:
+            return trees
 
 
 def make_directories(*paths: str) -> None:

@@ -18,16 +18,19 @@ import sys
 from smokebox.engine.jail import linux, network, seccomp
 from smokebox.engine.jail.kernfs import write
 from smokebox.engine.jail.namespace_setup import (
+    IN_FILE,
     MESSAGE_SIZE,
     NAMESPACES,
     JailRequest,
     NamespaceSetup,
+    send_trees,
 )
 from smokebox.runtime.supervisor import receive_fds
 
 # Descriptors of a request: the socket to the engine, the one that guest init listens on, and
 # possibly some of the tier, a lock on the ids, and a cgroup to clone into.
 SETUP, LISTENER, REQUIRED = 0, 1, 2
+_MOST_FDS = 8
 
 
 def main() -> None:
@@ -44,10 +47,19 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     while True:
-        message, fds = receive_fds(control, MESSAGE_SIZE, 8)
+        message, fds = receive_fds(control, MESSAGE_SIZE, _MOST_FDS)
         if not message:
             return
+        if message == IN_FILE:
+            message = read_file(fds.pop())
         serve(control, json.loads(message), fds)
+
+
+def read_file(fd: int) -> bytes:
+    """Return the content of a file in memory, and close it."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
 
 
 def serve(control: socket.socket, fields: dict[str, object], fds: list[int]) -> None:
@@ -138,7 +150,7 @@ def map_child(pid: int, request: JailRequest, go: socket.socket) -> None:
     try:
         if request.mapped:
             trees = map_layers(pid, request)
-        socket.send_fds(go, [b"go"], trees)
+        send_trees(go, trees)
     finally:
         for tree in trees:
             os.close(tree)
@@ -146,18 +158,46 @@ def map_child(pid: int, request: JailRequest, go: socket.socket) -> None:
 
 def map_layers(pid: int, request: JailRequest) -> list[int]:
     """Return detached mounts of the upper layer and the image layers, with the child's ids."""
-    userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    maps = {0: os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)}
     trees: list[int] = []
     try:
         trees.append(linux.open_tree(f"{request.directory}/data"))
-        linux.mount_setattr(trees[-1], 0, userns=userns)
-        for path, _ in request.layers:
-            trees.append(linux.open_tree(path))
-            linux.mount_setattr(trees[-1], linux.ATTR_RDONLY, userns=userns)
+        linux.mount_setattr(trees[-1], 0, userns=maps[0])
+        for layer in request.layers:
+            if layer.owner not in maps:
+                maps[layer.owner] = make_map(layer.owner, request)
+            trees.append(linux.open_tree(layer.path))
+            linux.mount_setattr(trees[-1], linux.ATTR_RDONLY, userns=maps[layer.owner])
     except OSError:
         for tree in trees:
             os.close(tree)
         raise
     finally:
-        os.close(userns)
+        for userns in maps.values():
+            os.close(userns)
     return trees
+
+
+def make_map(owner: int, request: JailRequest) -> int:
+    """Return a user namespace that maps ids from `owner` on to those of the jail."""
+    zygote = os.getpid()
+    holder = linux.clone3(linux.NEWUSER)
+    if not holder.pid:
+        hold_namespace(zygote)
+    try:
+        for name in ("uid_map", "gid_map"):
+            write(f"/proc/{holder.pid}/{name}", f"{owner} {request.first_uid} {request.uids}")
+        return os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        signal.pidfd_send_signal(holder.pidfd, signal.SIGKILL)
+        os.close(holder.pidfd)
+
+
+def hold_namespace(parent: int) -> None:
+    """Wait until the parent kills this process, or ends. Never returns."""
+    try:
+        linux.end_with_parent()
+        while os.getppid() == parent:
+            signal.pause()
+    finally:
+        os._exit(1)

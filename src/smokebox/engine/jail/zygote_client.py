@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import smokebox
-from smokebox.engine.jail.namespace_setup import MESSAGE_SIZE
-from smokebox.errors import ServiceUnavailable
+from smokebox.engine.jail.namespace_setup import IN_FILE, MESSAGE_SIZE
+from smokebox.errors import AccessDenied, IsolationUnavailable, ServiceUnavailable, SmokeboxError
 from smokebox.runtime.supervisor import receive_fds
 
 if TYPE_CHECKING:
@@ -96,29 +97,28 @@ class ZygoteClient:
         self.close()
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs, open(_sealed_copy(sys.executable), "rb") as interpreter:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _MAIN, str(theirs.fileno()), _source()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                executable=f"/proc/self/fd/{interpreter.fileno()}",
-                pass_fds=[theirs.fileno(), interpreter.fileno()],
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,
-            )
+        try:
+            with theirs, open(_sealed_copy(sys.executable), "rb") as interpreter:
+                self._process = _start(theirs, interpreter.fileno())
+        except OSError as error:
+            ours.close()
+            raise _start_error(error) from error
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._receive)
         return ours
 
     async def _send(self, control: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-        while True:
-            try:
-                socket.send_fds(control, [data], list(fds))
-                return
-            except BlockingIOError:
-                await asyncio.sleep(0.001)
+        with contextlib.ExitStack() as stack:
+            if len(data) > MESSAGE_SIZE:
+                file = _file_in_memory(data)
+                stack.callback(os.close, file)
+                data, fds = IN_FILE, [*fds, file]
+            while True:
+                try:
+                    socket.send_fds(control, [data], list(fds))
+                    return
+                except BlockingIOError:
+                    await asyncio.sleep(0.001)
 
     def _receive(self) -> None:
         control = self._control
@@ -141,6 +141,50 @@ class ZygoteClient:
             future.set_exception(OSError(response["error"], response["text"]))
         else:
             future.set_result(FirstProcess(pid=response["pid"], pidfd=fds[0]))
+
+
+def _file_in_memory(data: bytes) -> int:
+    fd = os.memfd_create("smokebox", os.MFD_CLOEXEC)
+    while data:
+        data = data[os.write(fd, data) :]
+    return fd
+
+
+def _start(control: socket.socket, interpreter: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _MAIN, str(control.fileno()), _source()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        executable=f"/proc/self/fd/{interpreter}",
+        pass_fds=[control.fileno(), interpreter],
+        cwd="/",
+        env=_environment(),
+        start_new_session=True,
+    )
+
+
+def _start_error(error: OSError) -> SmokeboxError:
+    """Return the error for a zygote that could not be started."""
+    if isinstance(error, PermissionError):
+        return AccessDenied(
+            sys.executable,
+            f"this user cannot read the Python interpreter {sys.executable}, of which every "
+            "sandbox needs a copy",
+            hint="Allow it with `chmod a+r` as the owner of that file, or run Smokebox with "
+            "another Python.",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return ServiceUnavailable(
+            f"this host has no room for another sandbox: {error.strerror}.",
+            hint="Destroy sandboxes that are not needed, or raise `ulimit -n` and `ulimit -u`.",
+            service="kernel",
+        )
+    return IsolationUnavailable(
+        f"the process that creates sandboxes cannot be started from {sys.executable}: {error}.",
+        hint="Run `smokebox doctor`.",
+        tier="namespaces",
+    )
 
 
 def _sealed_copy(path: str) -> int:

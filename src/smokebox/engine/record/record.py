@@ -7,7 +7,17 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.record.rows import TABLES, BackupRow, RestoreRow, SandboxRow, load, where
+from smokebox.engine.record.rows import (
+    TABLES,
+    BackupRow,
+    ImageGrantRow,
+    ImageNameRow,
+    ImageRow,
+    RestoreRow,
+    SandboxRow,
+    load,
+    where,
+)
 from smokebox.engine.record.schema import RECORD, translate_error
 from smokebox.errors import SandboxGone
 from smokebox.foundation.storage import DatabaseWriter
@@ -64,10 +74,13 @@ class Record:
         found = await self._select(kind, where(TABLES[kind].keys), *key)
         return found[0] if found else None
 
-    async def rows(self, kind: type[R], sandbox_id: str) -> list[R]:
-        """Return the rows of a sandbox, in the order of insertion."""
+    async def rows(self, kind: type[R], key: str) -> list[R]:
+        """Return the rows of a sandbox or image, in the order of insertion.
+
+        `key` is the first part of their keys.
+        """
         condition = where(TABLES[kind].keys[:1]) + " ORDER BY rowid"
-        return await self._select(kind, condition, sandbox_id)
+        return await self._select(kind, condition, key)
 
     async def sandboxes(
         self,
@@ -105,6 +118,22 @@ class Record:
     async def restores(self) -> list[RestoreRow]:
         """Return the unfinished restores of an earlier engine."""
         return await self._select(RestoreRow, " ORDER BY rowid")
+
+    async def images(self) -> list[ImageRow]:
+        """Return all images, the oldest first."""
+        return await self._select(ImageRow, " ORDER BY created_at, rowid")
+
+    async def image_names(self) -> list[ImageNameRow]:
+        """Return all names of images, sorted."""
+        return await self._select(ImageNameRow, " ORDER BY name, scope")
+
+    async def image_grants(self) -> list[ImageGrantRow]:
+        """Return all grants of images."""
+        return await self._select(ImageGrantRow, "")
+
+    async def sandboxes_of(self, digest: str) -> list[SandboxRow]:
+        """Return the sandboxes that were created from the image of a digest."""
+        return await self._select(SandboxRow, " WHERE digest = ? ORDER BY id", digest)
 
     async def aclose(self) -> None:
         """Commit pending changes, and close the file. Safe to repeat."""

@@ -221,8 +221,53 @@ class RestoreRow:
     state: Literal["unpacking", "clearing", "placing", "done"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRow:
+    """An image that this host knows; `config`, `layers` and `manifest` are JSON.
+
+    `base` is the name or digest of the image below its layers, empty if it is whole.
+    """
+
+    digest: str
+    config: str
+    layers: str
+    base: str
+    source: str
+    manifest: str
+    size: int
+    created_at: float
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageNameRow:
+    """A name of an image for the sandboxes whose ids start with `scope`."""
+
+    name: str
+    scope: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageGrantRow:
+    """The permission of the sandboxes whose ids start with `scope` to start from an image."""
+
+    digest: str
+    scope: str
+
+
 Row: TypeAlias = (
-    SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow | MountRow | BackupRow | RestoreRow
+    SandboxRow
+    | SessionRow
+    | ProcessRow
+    | PortRow
+    | ContextRow
+    | MountRow
+    | BackupRow
+    | RestoreRow
+    | ImageRow
+    | ImageNameRow
+    | ImageGrantRow
 )
 R = TypeVar(
     "R",
@@ -234,6 +279,9 @@ R = TypeVar(
     MountRow,
     BackupRow,
     RestoreRow,
+    ImageRow,
+    ImageNameRow,
+    ImageGrantRow,
 )
 
 
@@ -265,6 +313,11 @@ def delete(kind: type[Row], *key: Value) -> RowChange:
     return RowChange(f"DELETE FROM {table.name}{where(table.keys[: len(key)])}", key)
 
 
+def touch_image(digest: str, at: float) -> RowChange:
+    """Record when an image was last used."""
+    return RowChange("UPDATE images SET used_at = ? WHERE digest = ?", (at, digest))
+
+
 def where(columns: tuple[str, ...]) -> str:
     """Build the condition that these columns equal the values of the statement."""
     if not columns:
@@ -284,9 +337,10 @@ class Table:
         listed, marks = ", ".join(self.columns), ", ".join("?" * len(names))
         assignments = ", ".join(f"{one} = excluded.{one}" for one in rest)
         # Not INSERT OR REPLACE, which deletes first, and with a sandbox all its rows.
+        action = f"UPDATE SET {assignments}" if rest else "NOTHING"
         self.upsert = (
             f"INSERT INTO {name} ({listed}) VALUES ({marks}) "
-            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {assignments}"
+            f"ON CONFLICT ({', '.join(keys)}) DO {action}"
         )
         self.replace = f"UPDATE {name} SET {', '.join(f'{one} = ?' for one in rest)}{where(keys)}"
         self.select = f"SELECT {listed} FROM {name}"
@@ -301,6 +355,9 @@ TABLES: dict[type[Row], Table] = {
     MountRow: Table("mounts", MountRow, ("sandbox_id", "path")),
     BackupRow: Table("backups", BackupRow, ("id",)),
     RestoreRow: Table("restores", RestoreRow, ("sandbox_id", "staging")),
+    ImageRow: Table("images", ImageRow, ("digest",)),
+    ImageNameRow: Table("image_names", ImageNameRow, ("name", "scope")),
+    ImageGrantRow: Table("image_grants", ImageGrantRow, ("digest", "scope")),
 }
 
 

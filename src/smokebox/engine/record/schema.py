@@ -107,6 +107,31 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE sandboxes ADD COLUMN stop_cause TEXT",
         "UPDATE sandboxes SET stop_cause = 'disk' WHERE stop_reason LIKE 'its files take%'",
     ),
+    (
+        """
+        CREATE TABLE images (
+            digest TEXT PRIMARY KEY, config TEXT NOT NULL, layers TEXT NOT NULL,
+            base TEXT NOT NULL, source TEXT NOT NULL, manifest TEXT NOT NULL,
+            size INTEGER NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE image_names (
+            name TEXT NOT NULL, scope TEXT NOT NULL,
+            digest TEXT NOT NULL REFERENCES images (digest) ON DELETE CASCADE,
+            PRIMARY KEY (name, scope)
+        )
+        """,
+        "CREATE INDEX image_names_by_digest ON image_names (digest)",
+        """
+        CREATE TABLE image_grants (
+            digest TEXT NOT NULL REFERENCES images (digest) ON DELETE CASCADE,
+            scope TEXT NOT NULL,
+            PRIMARY KEY (digest, scope)
+        )
+        """,
+        "CREATE INDEX sandboxes_by_digest ON sandboxes (digest)",
+    ),
 )
 
 
