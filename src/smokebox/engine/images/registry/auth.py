@@ -25,7 +25,7 @@ PUSH = "pull,push"
 
 _CLIENT_ID = "smokebox"
 _MAX_TOKEN_RESPONSE = 1 << 20
-_SCHEME = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]*)(?:\s+|$)")
+_SCHEME = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]*)(?:\s+|(?=,)|$)")
 _PARAMETER = re.compile(r'\s*,?\s*([A-Za-z][\w-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))')
 # Of a header; a token may be several kilobytes long.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
