@@ -155,6 +155,7 @@ def serve(
         private_networks=granted.private_networks,
         handlers=granted.handlers,
         profiles=granted.profiles,
+        registries=granted.registries,
         backups=backups,
         log_json=log_json,
     )

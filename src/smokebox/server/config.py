@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 from smokebox.project import read_toml
+from smokebox.server.registries import parse_registries
 from smokebox.server.tenancy.networks import parse_networks
 from smokebox.server.tenancy.profile import Profile, parse_profile
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "server.toml"
 
-_TABLES = ("handlers", "images", "network", "profiles")
+_TABLES = ("handlers", "images", "network", "profiles", "registries")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HANDLER = re.compile(r"[\w.*]+(:[\w.*]+)?")
 
@@ -32,6 +34,7 @@ class ServerConfig:
     private_networks: tuple[str, ...] = ()
     handlers: tuple[str, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    registries: RegistrySettings = field(default_factory=RegistrySettings)
 
 
 def load_server_config(home: str, file: str | None = None) -> ServerConfig:
@@ -67,6 +70,7 @@ def load_server_config(home: str, file: str | None = None) -> ServerConfig:
             name: parse_profile(f"{path}: [profiles.{name}]", name, _as_table(path, name, table))
             for name, table in _table(path, "profiles", tables).items()
         },
+        registries=parse_registries(str(path), _table(path, "registries", tables)),
     )
 
 

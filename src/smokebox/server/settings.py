@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.host import POOL_SIZE
+from smokebox.engine.images.registry.access import RegistrySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +68,8 @@ class ServerSettings:
         profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
         directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
+        registries: Container registries: the one of short names, mirrors, and the server's own
+            credentials.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
             OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -98,6 +101,7 @@ class ServerSettings:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None
     directories: Mapping[str, str] = field(default_factory=dict)
+    registries: RegistrySettings = field(default_factory=RegistrySettings)
     log_json: bool = False
     otlp_endpoint: str | None = None
 
