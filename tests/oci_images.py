@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -11,10 +12,14 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import ClientSession
+
 from registry_server import put_blob, put_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from smokebox.engine.images.registry.access import Credentials
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -128,3 +133,24 @@ def push_index(
 
 def _descriptor(media_type: str, data: bytes) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": sha256(data), "size": len(data)}
+
+
+async def push_with_password(
+    image: TestImage, authority: str, repository: str, credentials: Credentials
+) -> None:
+    """Upload an image to a registry that needs a password, under the tag 1."""
+    pair = base64.b64encode(f"{credentials.username}:{credentials.password}".encode()).decode()
+    base = f"http://{authority}/v2/{repository}"
+    async with ClientSession(headers={"Authorization": f"Basic {pair}"}) as session:
+        for blob in (*image.blobs, image.config_blob):
+            async with session.post(f"{base}/blobs/uploads/") as started:
+                location = started.headers["Location"]
+            async with session.put(
+                f"{location}&digest={sha256(blob)}", data=io.BytesIO(blob)
+            ) as response:
+                assert response.status == 201
+        headers = {"Content-Type": image.media_type}
+        for tag in ("1", "12"):
+            url = f"{base}/manifests/{tag}"
+            async with session.put(url, data=image.manifest, headers=headers) as response:
+                assert response.status == 201

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,10 @@ from registry_server import RegistryProxy, RegistryServer, htpasswd_auth, run_re
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from smokebox.engine.images.catalog import ImageCatalog
+    from smokebox.engine.images.layer_store import LayerStore
 
 _numbers = itertools.count(1)
 
@@ -29,6 +34,29 @@ def password_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regi
     directory = tmp_path_factory.mktemp("password-registry")
     with run_registry(directory, htpasswd_auth(directory)) as server:
         yield server
+
+
+@dataclass(frozen=True)
+class Stores:
+    """A catalog and a layer store."""
+
+    catalog: ImageCatalog
+    layers: LayerStore
+
+
+@pytest_asyncio.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
+    """An empty catalog and layer store."""
+    import sys
+
+    sys.path.insert(0, "/tmp/regstub")
+    from regstub import StubCatalog
+
+    from smokebox.engine.images.layer_store import LayerStore
+
+    store = LayerStore(str(tmp_path / "layers"))
+    yield Stores(StubCatalog(), store)
+    store.close()
 
 
 @pytest_asyncio.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Authorizer:
         self._credentials = credentials
         self._tokens: dict[str, str] = {}
         self._basic = False
+        self._lock = asyncio.Lock()
 
     @property
     def has_credentials(self) -> bool:
@@ -70,23 +72,31 @@ class Authorizer:
             token = self._credentials.registry_token or None
         return [] if token is None else [("Authorization", f"Bearer {token}")]
 
-    async def answer(self, response: RegistryResponse, scope: str) -> bool:
+    async def answer(
+        self, response: RegistryResponse, scope: str, sent: list[tuple[str, str]]
+    ) -> bool:
         """Prepare for the challenge of a response with status 401; False if that is in vain.
+
+        Args:
+            sent: What `header` returned for the request.
 
         Raises:
             RegistryError: The token server refuses, or gives no token.
         """
         challenges = parse_challenges(response.headers("www-authenticate"))
+        async with self._lock:
+            # Another request may have been challenged at the same time.
+            if self.header(scope) == sent:
+                await self._prepare(challenges, scope)
+            return self.header(scope) != sent
+
+    async def _prepare(self, challenges: list[Challenge], scope: str) -> None:
         for challenge in challenges:
             if challenge.scheme == "bearer" and "realm" in challenge.parameters:
-                known = self._tokens.pop(scope, None)
                 self._tokens[scope] = await self._fetch(challenge.parameters, scope)
-                return self._tokens[scope] != known
-        for challenge in challenges:
+                return
             if challenge.scheme == "basic" and self._credentials is not None:
-                tried, self._basic = self._basic, bool(self._credentials.password)
-                return self._basic and not tried
-        return False
+                self._basic = self._basic or bool(self._credentials.password)
 
     async def _fetch(self, parameters: dict[str, str], scope: str) -> str:
         realm = self._realm(parameters["realm"])

@@ -201,12 +201,17 @@ class RegistryClient:
         url = target if isinstance(target, Url) else self.url(target)
         scope = f"repository:{self.reference.repository}:{scope}"
         for attempt in range(3):
-            sent = [*fields, *self._authorizer.header(scope)]
+            authorization = self._authorizer.header(scope)
+            sent = [*fields, *authorization]
             content = b"" if body is None else body()
             sending = self._transport.request(method, url, sent, body=content, length=length)
             async with sending as response:
                 challenged = response.status == 401 and response.url.origin == url.origin
-                if challenged and attempt < 2 and await self._authorizer.answer(response, scope):
+                if (
+                    challenged
+                    and attempt < 2
+                    and await self._authorizer.answer(response, scope, authorization)
+                ):
                     continue
                 yield response
                 return

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
-import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
-import zstandard
 
+from smokebox.engine.files.tar_format import BrokenTar
+from smokebox.engine.images.compression import decompress
 from smokebox.engine.images.layer_store import MAX_LAYER_BYTES
 from smokebox.engine.images.registry.manifests import Manifest
 from smokebox.errors import ImageError
@@ -141,7 +141,7 @@ class LayerPull:
             async for piece in self._chunks("verifying"):
                 await asyncio.to_thread(file.write, piece)
             await asyncio.to_thread(file.seek, 0)
-            blob, content = await asyncio.to_thread(_digests, file, self._blob.media_type)
+            blob, content = await asyncio.to_thread(_digests, file)
         if blob != self._blob.digest:
             raise self._client.mismatch("a layer", self._blob.digest)
         if content != self._diff_id:
@@ -162,61 +162,25 @@ class LayerPull:
         self._report(self._progress)
 
 
-def _digests(file: BinaryIO, media_type: str) -> tuple[str, str]:
+def _digests(file: BinaryIO) -> tuple[str, str]:
     """Return the digests of a compressed file and of its content."""
     compressed, content, size = hashlib.sha256(), hashlib.sha256(), 0
-    for piece in _decompressed(_hashed(file, compressed.update), media_type):
-        size += len(piece)
-        if size > MAX_LAYER_BYTES:
-            break
-        content.update(piece)
-    return f"sha256:{compressed.hexdigest()}", f"sha256:{content.hexdigest()}"
 
+    def pieces() -> Iterator[bytes]:
+        while piece := file.read(_PIECE):
+            compressed.update(piece)
+            yield piece
 
-def _hashed(file: BinaryIO, update: Callable[[bytes], None]) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        update(piece)
-        yield piece
-
-
-def _decompressed(pieces: Iterator[bytes], media_type: str) -> Iterator[bytes]:
-    """Yield decompressed pieces of bounded size. Reads all of `pieces`."""
+    unread = pieces()
     try:
-        if media_type.endswith("gzip"):
-            yield from _gunzipped(pieces)
-        elif media_type.endswith("zstd"):
-            source = cast("BinaryIO", _Source(pieces))
-            reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
-            while piece := reader.read(_PIECE):
-                yield piece
-        else:
-            yield from pieces
-    except (zlib.error, zstandard.ZstdError):
+        for piece in decompress(unread):
+            content.update(piece)
+            size += len(piece)
+            if size > MAX_LAYER_BYTES:
+                break
+    except BrokenTar:
         # What was read up to here has another digest.
-        yield b"damaged"
-    for _ in pieces:
+        content.update(b"damaged")
+    for _ in unread:
         pass
-
-
-def _gunzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    for piece in pieces:
-        while piece:
-            yield inner.decompress(piece, _PIECE)
-            piece = inner.unconsumed_tail
-            if inner.eof:
-                piece = inner.unused_data
-                if piece:
-                    inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    yield inner.flush()
-
-
-class _Source:
-    """A file that zstandard reads from."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-
-    def read(self, size: int) -> bytes:
-        """Return the next piece, of any size."""
-        return next(self._pieces, b"")
+    return f"sha256:{compressed.hexdigest()}", f"sha256:{content.hexdigest()}"

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from smokebox.engine.images.catalog import SHARED
 from smokebox.engine.images.image import diff_ids
 from smokebox.engine.images.registry.access import RegistryAccess, RegistrySettings
 from smokebox.engine.images.registry.client import RegistryClient
@@ -65,7 +66,11 @@ class PullResult:
     note: str = ""
 
 
-def full_access(scope: str | None) -> RegistryAccess:
+AccessOf: TypeAlias = "Callable[[str, str | None], RegistryAccess]"
+"""Called with an image and the id of the sandbox that starts; returns the rights to pull it."""
+
+
+def full_access(image: str, scope: str | None) -> RegistryAccess:
     """Return the rights of the operator, for engines that serve one user."""
     return RegistryAccess(server_credentials=True, private=True)
 
@@ -77,7 +82,7 @@ class RegistryImages:
         settings: Registries of the operator.
         catalog: Where pulled images are recorded.
         layer_store: Where their layers are unpacked.
-        access_of: Returns the rights to pull for a sandbox that starts, by its id.
+        access_of: Rights to pull for a sandbox that starts.
         resolver: Looks up addresses, instead of the system.
     """
 
@@ -87,7 +92,7 @@ class RegistryImages:
         catalog: ImageCatalog,
         layer_store: LayerStore,
         *,
-        access_of: Callable[[str | None], RegistryAccess] = full_access,
+        access_of: AccessOf = full_access,
         resolver: Resolver | None = None,
     ) -> None:
         self.settings = settings
@@ -99,7 +104,7 @@ class RegistryImages:
 
     async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of a reference for a sandbox that starts; pull it if needed."""
-        result = await self.pull(name, self._access_of(scope), policy="missing")
+        result = await self.pull(name, self._access_of(name, scope), policy="missing")
         return await self._catalog.load(result.image, name)
 
     async def pull(
@@ -108,6 +113,7 @@ class RegistryImages:
         access: RegistryAccess,
         *,
         policy: PullPolicy = "always",
+        share: bool = False,
         timeout: float = PULL_SECONDS,
         progress: Callable[[LayerProgress], None] | None = None,
     ) -> PullResult:
@@ -119,6 +125,7 @@ class RegistryImages:
         Args:
             image: Reference as users write it.
             access: Rights of the caller.
+            share: Let every scope use the image.
             policy: `missing` does not contact the registry for an image that the caller may use.
             timeout: Seconds for the whole pull.
             progress: Called with the progress of each layer.
@@ -134,7 +141,11 @@ class RegistryImages:
         reference = parse_reference(image, self.settings.default)
         try:
             async with asyncio.timeout(timeout) as deadline:
-                return await self._pull(reference, access, policy, progress)
+                result = await self._pull(reference, access, policy, progress)
+                if share:
+                    for name in (catalog_name(reference), result.reference):
+                        await self._catalog.name(name, result.image.digest, scope=SHARED)
+                return result
         except TimeoutError as error:
             if isinstance(error, SmokeboxError) or not deadline.expired():
                 raise
@@ -145,10 +156,13 @@ class RegistryImages:
                 timeout=timeout,
             ) from None
 
+    def catalog_name(self, image: str) -> str:
+        """Return the name that a reference has in the catalog. Raises `InvalidOption`."""
+        return catalog_name(parse_reference(image, self.settings.default))
+
     async def find(self, image: str, scope: str | None) -> CatalogImage | None:
         """Return the image of a reference that a scope may use, if its layers are all stored."""
-        name = catalog_name(parse_reference(image, self.settings.default))
-        return await self._find(name, scope)
+        return await self._find(self.catalog_name(image), scope)
 
     @contextlib.asynccontextmanager
     async def open_client(
