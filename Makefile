@@ -19,7 +19,7 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
 	systemd-analyze=systemd docker-registry=docker-registry skopeo=skopeo umoci=umoci \
-	htpasswd=apache2-utils
+	htpasswd=apache2-utils busybox=busybox-static
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -135,6 +135,17 @@ def _descriptor(media_type: str, data: bytes) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": sha256(data), "size": len(data)}
 
 
+def busybox() -> TestImage:
+    """Return an image with a static shell."""
+    with open("/bin/busybox", "rb") as file:
+        program = file.read()
+    names = ("sh", "cat", "echo", "ls", "env", "pwd", "mkdir", "sleep")
+    files: dict[str, bytes | str | None] = {"bin": None, "bin/busybox": program, "etc": None}
+    files |= {f"bin/{name}": "busybox" for name in names}
+    passwd = tar({"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", "motd": b"hello"})
+    return TestImage(layers=[tar(files), passwd], config={"Env": ["GREETING=hi"]})
+
+
 async def push_with_password(
     image: TestImage, authority: str, repository: str, credentials: Credentials
 ) -> None:

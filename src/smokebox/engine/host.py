@@ -17,6 +17,9 @@ from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.catalog import ImageCatalog
 from smokebox.engine.images.images import Images
 from smokebox.engine.images.layer_store import LayerStore
+from smokebox.engine.images.registry.access import RegistrySettings
+from smokebox.engine.images.registry.pull import RegistryImages, full_access
+from smokebox.engine.images.registry.push import ImagePusher
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.images.registry.pull import AccessOf
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.isolation import Tier
@@ -74,6 +78,8 @@ class Host:
         backups: str | None = None,
         admit: Admission = admit_all,
         directories: Mapping[str, str] | None = None,
+        registries: RegistrySettings | None = None,
+        pull_access: AccessOf = full_access,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -85,6 +91,8 @@ class Host:
             backups: URL of a bucket for backups; by default they stay in the state directory.
             admit: Decides about sandboxes that are created; see `Admission`.
             directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
+            registries: Mirrors and credentials of container registries, and the one of short names.
+            pull_access: Decides about images that a sandbox needs and that are to be pulled.
 
         Raises:
             InvalidOption: A directory is not valid, or overlaps with those of Smokebox.
@@ -99,10 +107,12 @@ class Host:
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
             catalog = ImageCatalog(record, LayerStore(layers, home=directory.path))
+            pulls = RegistryImages(registries or RegistrySettings(), catalog, pull_access)
             image_store = await asyncio.to_thread(
                 open_store,
                 layers,
                 catalog=catalog,
+                registries=pulls,
                 directories=directories,
                 private=(directory.path,),
             )
@@ -110,7 +120,7 @@ class Host:
             stack.pop_all()
         host = cls(
             _build_context(
-                directory, record, store, tier, pool, layers, image_store, catalog, admit
+                directory, record, store, tier, pool, layers, image_store, catalog, pulls, admit
             )
         )
         try:
@@ -130,6 +140,16 @@ class Host:
     def images(self) -> Images:
         """The images that sandboxes can start from, besides `host` and `dir:NAME`."""
         return self._images
+
+    @property
+    def registries(self) -> RegistryImages:
+        """Pulls of images from registries, by callers with different rights."""
+        return self._context.registries
+
+    @property
+    def pusher(self) -> ImagePusher:
+        """Pushes of images to registries."""
+        return ImagePusher(self._context.registries, self._context.catalog)
 
     @property
     def backups(self) -> Backups:
@@ -232,6 +252,7 @@ class Host:
                 stack.push_async_callback(jailer.aclose)
             stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
+            stack.push_async_callback(self._context.registries.aclose)
             stack.push_async_callback(self._context.guard.aclose)
 
     async def __aenter__(self) -> Self:
@@ -299,6 +320,7 @@ def _build_context(
     layers: str,
     image_store: ImageStore,
     catalog: ImageCatalog,
+    registries: RegistryImages,
     admit: Admission,
 ) -> EngineContext:
     jailers: dict[str, Jailer] = {
@@ -310,6 +332,7 @@ def _build_context(
         record=record,
         images=image_store,
         catalog=catalog,
+        registries=registries,
         jailers=jailers,
         tier=tier,
         workers=Workers(),

@@ -35,6 +35,7 @@ from smokebox.server.telemetry import Telemetry
 from smokebox.server.tenancy.keys import Keys
 from smokebox.server.tenancy.quotas import Quotas
 from smokebox.server.tenancy.rate_limit import RateLimiter
+from smokebox.server.tenancy.registry_access import access_of_request
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:
@@ -184,6 +185,8 @@ async def open_state(
             backups=settings.backups,
             admit=quotas.admit,
             directories=settings.directories,
+            registries=settings.registries,
+            pull_access=lambda image, scope: access_of_request(image, scope, settings),
         )
         await stack.enter_async_context(host)
         keys = Keys(settings)

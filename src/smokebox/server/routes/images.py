@@ -97,9 +97,7 @@ async def push(call: ApiCall, body: PushImage) -> EventResponse:
     host, target = call.host, body.target or body.image
     check_image(call.principal, target, call.state.settings)
     name = await _known_name(call, body.image)
-    image = await host.images.catalog.find(name, scope=_scope(call))
-    if image is None:
-        raise _not_found(body.image)
+    image = await host.images.find(name, scope=_scope(call))
     access = registry_access(call.principal, target, call.state.settings, body.credentials)
     limit = {} if body.timeout is None else {"timeout": body.timeout}
 
@@ -169,19 +167,11 @@ def _scope(call: ApiCall) -> str | None:
 
 async def _known_name(call: ApiCall, name: str) -> str:
     """Return the name of an image in the catalog, such as the whole one of a short reference."""
-    catalog = call.host.images.catalog
-    if is_reference(name) and await catalog.find(name, scope=_scope(call)) is None:
-        return call.host.registries.catalog_name(name)
-    return name
-
-
-def _not_found(name: str) -> NotFound:
-    return NotFound(
-        f"there is no image {name!r:.200}.",
-        hint="`smokebox images ls` lists those that there are.",
-        kind="image",
-        name=name,
-    )
+    with contextlib.suppress(NotFound):
+        await call.host.images.find(name, scope=_scope(call))
+        return name
+    is_digest = name.startswith("sha256:")
+    return call.host.registries.catalog_name(name) if not is_digest and is_reference(name) else name
 
 
 def _info(image: EngineImage) -> ImageInfo:

@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from registry_server import RegistryProxy, RegistryServer, htpasswd_auth, run_registry
+from smokebox.engine.images.catalog import ImageCatalog
+from smokebox.engine.images.layer_store import LayerStore
+from smokebox.engine.record.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
-
-    from smokebox.engine.images.catalog import ImageCatalog
-    from smokebox.engine.images.layer_store import LayerStore
 
 _numbers = itertools.count(1)
 
@@ -47,16 +47,13 @@ class Stores:
 @pytest_asyncio.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
     """An empty catalog and layer store."""
-    import sys
-
-    sys.path.insert(0, "/tmp/regstub")
-    from regstub import StubCatalog
-
-    from smokebox.engine.images.layer_store import LayerStore
-
-    store = LayerStore(str(tmp_path / "layers"))
-    yield Stores(StubCatalog(), store)
-    store.close()
+    record = await Record.open(str(tmp_path / "record.db"))
+    layers = LayerStore(str(tmp_path / "layers"))
+    try:
+        yield Stores(ImageCatalog(record, layers), layers)
+    finally:
+        layers.close()
+        await record.aclose()
 
 
 @pytest_asyncio.fixture

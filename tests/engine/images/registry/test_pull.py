@@ -34,7 +34,7 @@ IMAGE = TestImage(layers=[BASE, tar({"data": DATA})], config={"Env": ["A=1"], "W
 
 def images_of(stores: Stores, *authorities: str) -> RegistryImages:
     """Return registry images that reach these registries by plain HTTP."""
-    return RegistryImages(plain(*authorities), stores.catalog, stores.layers)
+    return RegistryImages(plain(*authorities), stores.catalog)
 
 
 async def test_an_image_is_unpacked_recorded_and_pinned(
@@ -235,7 +235,7 @@ async def test_mirrors_are_tried_first_and_the_registry_when_they_fail(
         **settings.registries,
         "docker.io": RegistryConfig(mirrors=(proxy.authority, registry.authority)),
     }
-    images = RegistryImages(replace(settings, registries=registries), stores.catalog, stores.layers)
+    images = RegistryImages(replace(settings, registries=registries), stores.catalog)
 
     async def fail(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=404)
@@ -273,7 +273,7 @@ async def test_the_servers_own_credentials_are_used_only_where_allowed(
     file.write_text(f"{PASSWORD}\n")
     config = RegistryConfig(plain_http=True, username=USER, password_file=str(file))
     settings = replace(plain(), registries={password_registry.authority: config})
-    images = RegistryImages(settings, stores.catalog, stores.layers)
+    images = RegistryImages(settings, stores.catalog)
     name = f"{password_registry.authority}/{repository}:1"
     with pytest.raises(RegistryError, match="asks for credentials"):
         await images.pull(name, BOB)

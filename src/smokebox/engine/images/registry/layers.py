@@ -43,15 +43,13 @@ class TrustedLayers:
         self._pairs = set(pairs)
 
     @classmethod
-    async def find(
-        cls, catalog: ImageCatalog, layer_store: LayerStore, *, scope: str, registry: str
-    ) -> TrustedLayers:
+    async def find(cls, catalog: ImageCatalog, *, scope: str, registry: str) -> TrustedLayers:
         """Find the layers of images that the scope may use, or that this registry sent before."""
         usable = {one.digest for one in await catalog.list(scope=scope)}
         pairs: set[tuple[str, str]] = set()
         for image in await catalog.list():
             if image.digest in usable or explicit_registry(image.source) == registry:
-                known = known_blobs(image, layer_store)
+                known = known_blobs(image, catalog.layer_store)
                 pairs.update((blob.digest, diff_id) for diff_id, blob in known.items())
         return cls(pairs)
 

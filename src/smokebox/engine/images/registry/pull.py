@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from smokebox.engine.images.catalog import CatalogImage, ImageCatalog
     from smokebox.engine.images.image import Image
-    from smokebox.engine.images.layer_store import LayerStore
     from smokebox.engine.images.registry.access import Credentials
     from smokebox.foundation.http1.dial import Resolver
     from smokebox.types import LayerProgress
@@ -51,6 +51,7 @@ PullPolicy = Literal["missing", "always"]
 """`missing` uses an image of the catalog if the caller may; `always` resolves its tag again."""
 
 PULL_SECONDS = 3600.0
+_HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,7 @@ class RegistryImages:
 
     Args:
         settings: Registries of the operator.
-        catalog: Where pulled images are recorded.
-        layer_store: Where their layers are unpacked.
+        catalog: Where pulled images are recorded, and their layers unpacked.
         access_of: Rights to pull for a sandbox that starts.
         resolver: Looks up addresses, instead of the system.
     """
@@ -90,21 +90,25 @@ class RegistryImages:
         self,
         settings: RegistrySettings,
         catalog: ImageCatalog,
-        layer_store: LayerStore,
-        *,
         access_of: AccessOf = full_access,
+        *,
         resolver: Resolver | None = None,
     ) -> None:
         self.settings = settings
         self._catalog = catalog
         self._access_of = access_of
         self._resolver = resolver
-        self._layer_store = layer_store
-        self._pulls = SharedPulls(catalog, layer_store)
+        self._pulls = SharedPulls(catalog)
 
     async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of a reference for a sandbox that starts; pull it if needed."""
-        result = await self.pull(name, self._access_of(name, scope), policy="missing")
+        access = self._access_of(name, scope)
+        try:
+            result = await self.pull(name, access, policy="missing")
+        except (NotFound, RegistryError) as error:
+            if difflib.get_close_matches(name, (_HOST,), cutoff=0.5):
+                error.hint = f"Did you mean {_HOST!r}, the files of this host? {error.hint}"
+            raise
         return await self._catalog.load(result.image, name)
 
     async def pull(
@@ -271,7 +275,8 @@ class RegistryImages:
 
     async def _find(self, name: str, scope: str | None) -> CatalogImage | None:
         image = await self._catalog.find(name, scope=scope)
-        if image is None or any(self._layer_store.get(one.id) is None for one in image.layers):
+        layer_store = self._catalog.layer_store
+        if image is None or any(layer_store.get(one.id) is None for one in image.layers):
             return None
         return image
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from smokebox.engine.images.catalog import CatalogImage, ImageCatalog
-    from smokebox.engine.images.layer_store import LayerStore, StoredLayer
+    from smokebox.engine.images.layer_store import StoredLayer
     from smokebox.engine.images.registry.access import RegistryAccess
     from smokebox.engine.images.registry.manifests import Descriptor
     from smokebox.engine.images.registry.pull import RegistryImages
@@ -81,16 +81,13 @@ class ImagePusher:
 
     Args:
         registries: Opens clients.
-        catalog: Images.
-        layer_store: Their layers.
+        catalog: Images and their layers.
     """
 
-    def __init__(
-        self, registries: RegistryImages, catalog: ImageCatalog, layer_store: LayerStore
-    ) -> None:
+    def __init__(self, registries: RegistryImages, catalog: ImageCatalog) -> None:
         self._registries = registries
         self._catalog = catalog
-        self._layer_store = layer_store
+        self._layer_store = catalog.layer_store
 
     async def push(
         self,

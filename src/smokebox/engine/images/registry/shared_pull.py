@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.images.catalog import ImageCatalog
-    from smokebox.engine.images.layer_store import LayerStore, StoredLayer
+    from smokebox.engine.images.layer_store import StoredLayer
     from smokebox.engine.images.registry.client import RegistryClient
     from smokebox.engine.images.registry.manifests import Document, Manifest
     from smokebox.engine.images.registry.reference import Reference
@@ -45,9 +45,9 @@ class ResolvedImage:
 class SharedPulls:
     """The pulls of one engine that run."""
 
-    def __init__(self, catalog: ImageCatalog, layer_store: LayerStore) -> None:
+    def __init__(self, catalog: ImageCatalog) -> None:
         self._catalog = catalog
-        self._layer_store = layer_store
+        self._layer_store = catalog.layer_store
         self._running: dict[tuple[str, str, str], _SharedPull] = {}
 
     async def run(
@@ -93,9 +93,9 @@ class SharedPulls:
         pull: _SharedPull,
     ) -> CatalogImage:
         trusted = await TrustedLayers.find(
-            self._catalog, self._layer_store, scope=scope, registry=resolved.reference.registry
+            self._catalog, scope=scope, registry=resolved.reference.registry
         )
-        with self._layer_store.lease():
+        with self._catalog.lease():
             async with open_client() as client:
                 stored = await self._layers(resolved, client, trusted, pull)
             at = time.time()
