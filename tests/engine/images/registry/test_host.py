@@ -11,7 +11,6 @@ from aiohttp import web
 
 from engine.images.registry.access_to import LOOPBACK, plain
 from oci_images import TestImage, busybox, tar
-from registry_server import RegistryProxy, RegistryServer
 from smokebox.engine.host import Host
 from smokebox.engine.images.registry.access import RegistryAccess, RegistryConfig
 from smokebox.errors import Forbidden, NotFound, RegistryError
@@ -19,6 +18,8 @@ from smokebox.errors import Forbidden, NotFound, RegistryError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from registry_server import RegistryProxy, RegistryServer
 
 
 @pytest_asyncio.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from engine.images.registry.access_to import LOOPBACK, plain
 from oci_images import TestImage, sha256, tar
-from registry_server import RegistryProxy, RegistryServer
 from smokebox.engine.images.registry.access import RegistryAccess
 from smokebox.engine.images.registry.pull import RegistryImages
 from smokebox.engine.images.registry.push import ImagePusher
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.images.registry.conftest import Stores
+    from registry_server import RegistryProxy, RegistryServer
     from smokebox.types import LayerProgress
 
 ACCESS = RegistryAccess(private=LOOPBACK)

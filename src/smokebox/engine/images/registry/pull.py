@@ -39,7 +39,7 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from smokebox.engine.images.catalog import CatalogImage, ImageCatalog
     from smokebox.engine.images.image import Image
@@ -147,8 +147,8 @@ class RegistryImages:
             async with asyncio.timeout(timeout) as deadline:
                 result = await self._pull(reference, access, policy, progress)
                 if share:
-                    for name in (catalog_name(reference), result.reference):
-                        await self._catalog.name(name, result.image.digest, scope=SHARED)
+                    names = (catalog_name(reference), result.reference)
+                    await self._name(names, result.image.digest, SHARED)
                 return result
         except TimeoutError as error:
             if isinstance(error, SmokeboxError) or not deadline.expired():
@@ -222,7 +222,8 @@ class RegistryImages:
         pinned = f"{reference.name}@{resolved.manifest.digest}"
         known = await self._find(pinned, access.scope)
         if known is not None:
-            await self._catalog.name(catalog_name(reference), known.digest, scope=access.scope)
+            names = (catalog_name(reference), pinned)
+            await self._name(names, known.digest, access.scope)
             return PullResult(image=known, reference=pinned, pulled=False)
         image = await self._pulls.run(
             resolved,
@@ -279,6 +280,12 @@ class RegistryImages:
         if image is None or any(layer_store.get(one.id) is None for one in image.layers):
             return None
         return image
+
+    async def _name(self, names: Iterable[str], digest: str, scope: str) -> None:
+        """Name an image in a scope, which may use it."""
+        for name in names:
+            await self._catalog.name(name, digest, scope=scope)
+        await self._catalog.grant(digest, scope)
 
     async def _credentials(self, registry: str, access: RegistryAccess) -> Credentials | None:
         own = access.credentials.get(registry)
