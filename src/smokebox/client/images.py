@@ -62,7 +62,7 @@ class Images:
         `docker login` stored on this machine are sent along; the server does not keep them.
 
         Args:
-            image: Reference such as "python:3.12-slim" or "registry.example.com/team/app:1".
+            image: Reference such as "python:3.12-slim" or "images.example.com/team/app:1".
             policy: "missing" does not contact the registry for an image that can be used already.
             username: User of the registry.
             password: Password or access token.

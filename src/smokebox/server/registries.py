@@ -70,7 +70,7 @@ def _config(where: str, table: Mapping[str, Any]) -> RegistryConfig:
 
 def _registry(option: str, value: object) -> str:
     if not isinstance(value, str):
-        _refuse(option, value, "is the name of a registry", 'Write "registry.example.com:5000".')
+        _refuse(option, value, "is the name of a registry", 'Write "images.example.com:5000".')
     return normal_registry(check_registry(option, value))
 
 

@@ -25,16 +25,16 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("index.docker.io/library/python:3", "docker.io", "library/python", "3", None),
         ("localhost/app", "localhost", "app", "latest", None),
         ("localhost:5000/app:1", "localhost:5000", "app", "1", None),
-        ("registry.example.com/x/y", "registry.example.com", "x/y", "latest", None),
+        ("images.example.com/x/y", "images.example.com", "x/y", "latest", None),
         (
-            f"registry.example.com:5000/x/y@{DIGEST}",
-            "registry.example.com:5000",
+            f"images.example.com:5000/x/y@{DIGEST}",
+            "images.example.com:5000",
             "x/y",
             None,
             DIGEST,
         ),
         (f"python:3@{DIGEST}", "docker.io", "library/python", "3", DIGEST),
-        ("Registry.Example.COM/x", "registry.example.com", "x", "latest", None),
+        ("Images.Example.COM/x", "images.example.com", "x", "latest", None),
         ("[::1]:5000/app", "[::1]:5000", "app", "latest", None),
         ("123/app", "docker.io", "123/app", "latest", None),
         ("a__b/c-d--e.f_g", "docker.io", "a__b/c-d--e.f_g", "latest", None),
@@ -49,9 +49,9 @@ def test_references_are_parsed_as_docker_does(
 
 
 def test_short_names_are_looked_for_in_the_default_registry() -> None:
-    found = parse_reference("python:3", "registry.example.com")
-    assert str(found) == "registry.example.com/python:3"
-    assert str(parse_reference("docker.io/python:3", "registry.example.com")) == (
+    found = parse_reference("python:3", "images.example.com")
+    assert str(found) == "images.example.com/python:3"
+    assert str(parse_reference("docker.io/python:3", "images.example.com")) == (
         "docker.io/library/python:3"
     )
 
@@ -119,7 +119,7 @@ def test_every_spelling_means_the_same_image() -> None:
     }
     assert all(parse_reference(one) == found for one in found.spellings())
     assert "python" not in set(parse_reference("python:3").spellings())
-    assert "python" not in set(found.spellings("registry.example.com"))
+    assert "python" not in set(found.spellings("images.example.com"))
 
 
 def test_a_pinned_reference_keeps_its_tag() -> None:

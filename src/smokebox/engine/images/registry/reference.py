@@ -136,7 +136,7 @@ def check_registry(option: str, text: str) -> str:
     if match is None or not _is_port(match[1]):
         raise InvalidOption(
             f"{option}: {text!r:.200} is not the name of a registry.",
-            hint="Write its host and, if it has one, its port: 'registry.example.com:5000'.",
+            hint="Write its host and, if it has one, its port: 'images.example.com:5000'.",
             option=option,
             value=text,
         )
@@ -170,7 +170,7 @@ def _refuse(text: str, part: str, problem: str) -> NoReturn:
     raise InvalidOption(
         f"{text!r:.200} is not an image reference: {problem}{shown}.",
         hint="Write it as `docker pull` takes it: 'python:3.12-slim', "
-        "'registry.example.com:5000/team/app@sha256:...'.",
+        "'images.example.com:5000/team/app@sha256:...'.",
         option="image",
         value=text,
     )
