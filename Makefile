@@ -69,7 +69,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
+bench: PROGRAMS := docker-registry=docker-registry skopeo=skopeo umoci=umoci nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
 	mksquashfs=squashfs-tools restic=restic
 bench: $(VENV)/.installed-bench programs
 	@set -e; for script in $(filter-out %/table.py %/compare.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
