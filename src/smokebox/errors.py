@@ -29,6 +29,7 @@
     ├── Forbidden                                     the key does not allow this
     ├── GitError                                      a repository could not be cloned
     ├── ImageError                                    an image or a layer of it is not usable
+    ├── RegistryError                                 an image could not be pulled or pushed
     ├── ModelError                                    a model gave no response
     │   ├── ModelUnavailable                          overloaded, rate-limited, cut off, stalled
     │   ├── ContextOverflow                           longer than the model's context
@@ -294,6 +295,22 @@ class ImageError(SmokeboxError):
     """
 
     code = "image_error"
+
+
+class RegistryError(SmokeboxError):
+    """An image could not be pulled or pushed. Fields: `reason`, `registry`, `image`.
+
+    `reason` is "authentication", "denied", "rate_limit" (with `retry_after`, seconds or None),
+    "network", "digest" (the registry sent other content than it promised), "platform",
+    "unsupported" or "failed". Only "rate_limit" and "network" can be retried. An image that does
+    not exist is `NotFound` with kind "image".
+    """
+
+    code = "registry_failed"
+
+    def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
+        super().__init__(message, hint=hint, **fields)
+        self.retryable = fields.get("reason") in ("network", "rate_limit")
 
 
 class ModelError(SmokeboxError):

@@ -10,6 +10,9 @@ FileType = Literal["file", "directory", "symlink", "other"]
 SandboxStatus = Literal["idle", "active", "destroying"]
 ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
 CodeLanguage = Literal["python", "javascript", "typescript"]
+LayerState = Literal[
+    "waiting", "downloading", "unpacking", "verifying", "packing", "uploading", "present", "done"
+]
 ChangeKind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 
 
@@ -471,3 +474,66 @@ class NetworkEvent:
     seconds: float = 0.0
     handler: str | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInfo:
+    """An image that sandboxes start from. Times are seconds since the epoch.
+
+    `digest` is that of its configuration, as `docker images` shows it. `size` is bytes on disk
+    of its own layers, also of those that it shares with others.
+    """
+
+    digest: str
+    names: list[str]
+    source: str
+    size: int
+    layers: int
+    created_at: float
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDetails(ImageInfo):
+    """An image with its configuration, as the OCI image specification writes it."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulledImage:
+    """An image that can be used. `reference` is pinned to the digest of its manifest.
+
+    `pulled` is False if it was known. `note` tells why its tag was not resolved, if it was not.
+    """
+
+    image: ImageInfo
+    reference: str
+    pulled: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedImage:
+    """An image that was pushed. `digest` is that of its manifest."""
+
+    reference: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedImages:
+    """Layers that were removed, and the bytes that they occupied."""
+
+    layers: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProgress:
+    """Progress of one layer of a pull or push. `done` and `total` are bytes of its blob."""
+
+    digest: str
+    done: int
+    total: int
+    state: LayerState

@@ -104,14 +104,25 @@ async def test_path_of_the_host_is_no_image(tenant: Tenant, tmp_path: Path, imag
 
 @pytest.mark.parametrize(
     "image",
-    [
-        *("oci:/var", "oci:../x", "oci:base", "file:/var", "file:///var"),
-        *("/var", "../x", "./base", "overlay:/var", "host:/var", "host/../..", "DIR:base"),
-    ],
+    ["oci:/var", "oci:../x", "oci:base", "archive:/var", "/var", "../x", "./base", "."],
 )
 async def test_unknown_image_is_not_found(tenant: Tenant, tmp_path: Path, image: str) -> None:
     status, body = await tenant.create(image)
     assert (status, body["error"]["code"]) == (404, "not_found")
+    assert str(tmp_path) not in str(body)
+    assert await tenant.sandboxes() == []
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        *("file:/var", "file:///var", "overlay:/var", "host:/var", "host/../..", "DIR:base"),
+        *("a/../../etc", "127.0.0.1:80/../x", "x@sha256:../../etc", "x:../../etc", "x\0y"),
+    ],
+)
+async def test_path_is_no_reference(tenant: Tenant, tmp_path: Path, image: str) -> None:
+    status, body = await tenant.create(image)
+    assert (status, body["error"]["code"]) == (400, "invalid_option")
     assert str(tmp_path) not in str(body)
     assert await tenant.sandboxes() == []
 

@@ -21,7 +21,7 @@ HEADER = """\
 # Written by `tests/client/sync_stub.py`. Do not edit: change the async classes.
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 
@@ -47,6 +47,9 @@ from smokebox.types import (
     Extracted,
     FileInfo,
     GitCheckout,
+    ImageDetails,
+    ImageInfo,
+    LayerProgress,
     LogChunk,
     LogMatch,
     Mount,
@@ -55,6 +58,9 @@ from smokebox.types import (
     ProcessInfo,
     ProcessLogs,
     ProcessStatus,
+    PrunedImages,
+    PulledImage,
+    PushedImage,
     RestoredBackup,
     SandboxInfo,
     SandboxStats,
@@ -81,7 +87,7 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys", "backups: Backups"],
+    "Client": ["keys: Keys", "images: Images", "backups: Backups"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submission": ["id: str", "target_id: str | None"],
 }

@@ -8,7 +8,7 @@ import pytest
 
 from smokebox.errors import InvalidOption
 from smokebox.limits import GIB
-from smokebox.tenancy.config import ServerConfig, load_server_config
+from smokebox.server.config import ServerConfig, load_server_config
 
 if TYPE_CHECKING:
     from pathlib import Path

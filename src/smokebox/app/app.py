@@ -21,7 +21,7 @@ from smokebox.client.bindings import Environment
 from smokebox.errors import InvalidOption, SmokeboxError, Unsupported
 from smokebox.foundation.endpoint import default_home
 from smokebox.project import Secrets, load_config
-from smokebox.tenancy.config import load_server_config
+from smokebox.tenancy.config import open_config
 from smokebox.tenancy.keys import Keys
 from smokebox.tenancy.rate_limit import RateLimiter
 from smokebox.tenancy.running_requests import RunningRequests
@@ -61,7 +61,7 @@ class App:
         self.secrets = Secrets(self.project.folder)
         operators = app_keys(self.secrets) if keys is None else keys
         self._operators = operators
-        self._profiles = load_server_config(default_home()).profiles
+        self._profiles = open_config(default_home()).profiles()
         self.keys = self.open_keys(required=bool(operators), checks_peers=False)
         self.rate_limiter = RateLimiter()
         self.running = RunningRequests()

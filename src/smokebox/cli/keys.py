@@ -184,7 +184,7 @@ def _run(work: Callable[[ServerKeys | _StoredKeys], Awaitable[None]]) -> int:
     from smokebox.client.address import is_listening
     from smokebox.client.client import URL
     from smokebox.foundation.endpoint import default_home, socket_path
-    from smokebox.tenancy.config import load_server_config
+    from smokebox.tenancy.config import open_config
     from smokebox.tenancy.keys import Keys
 
     home = default_home()
@@ -196,7 +196,7 @@ def _run(work: Callable[[ServerKeys | _StoredKeys], Awaitable[None]]) -> int:
         return run_with_client(work_with_server)
 
     async def main() -> None:
-        async with Keys(home, load_server_config(home).profiles) as keys:
+        async with Keys(home, open_config(home).profiles()) as keys:
             await work(_StoredKeys(keys))
 
     asyncio.run(main())

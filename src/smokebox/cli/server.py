@@ -127,8 +127,8 @@ def serve(
     from smokebox.cli.foreground import offered_buckets, run
     from smokebox.engine.host import POOL_SIZE
     from smokebox.foundation.endpoint import default_home
+    from smokebox.server.config import load_server_config
     from smokebox.server.settings import ServerSettings
-    from smokebox.tenancy.config import load_server_config
 
     state = os.path.abspath(os.path.expanduser(home)) if home else default_home()
     granted = load_server_config(state, config)
@@ -156,6 +156,7 @@ def serve(
         storage_pool=granted.storage_pool,
         handlers=granted.handlers,
         profiles=granted.profiles,
+        registries=granted.registries,
         backups=backups,
         log_json=log_json,
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
+from smokebox.client.images import Images, with_own_credentials
 from smokebox.client.sandbox import Sandbox
 from smokebox.client.server_resources import Backups, Keys
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
@@ -34,13 +35,15 @@ API_KEY = "SMOKEBOX_API_KEY"
 class Client:
     """One server; `connect` returns it. Sends nothing before the first call.
 
-    `keys` manages its API keys, `backups` the backups of all its sandboxes.
+    `keys` manages its API keys, `images` the images that its sandboxes start from, `backups` the
+    backups of all of them.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.keys = Keys(transport)
         self.backups = Backups(transport)
+        self.images = Images(transport)
 
     @property
     def url(self) -> str:
@@ -106,14 +109,18 @@ class Client:
         """
         cls, parsed = _resolve("create()", kind or Sandbox, settings)
         body = msgspec.convert(msgspec.to_builtins(parsed.settings), CreateSandbox)
-        info = await self._transport.request(
-            SandboxInfo,
-            "POST",
-            "/sandboxes",
-            body=body,
-            idempotency_key=new_global_id(),
-            timeout=None,
-        )
+
+        async def send() -> SandboxInfo:
+            return await self._transport.request(
+                SandboxInfo,
+                "POST",
+                "/sandboxes",
+                body=body,
+                idempotency_key=new_global_id(),
+                timeout=None,
+            )
+
+        info = await with_own_credentials(self._transport, body.image, send)
         sandbox = cls(info.id, self._transport, parsed.settings, parsed.handlers)
         sandbox._connection.set_created(info)
         sandbox._destroy_on_close = True

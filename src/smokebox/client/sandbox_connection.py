@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from smokebox.client.handler_channel import HandlerChannel
 from smokebox.client.http_client import is_connection_lost
+from smokebox.client.images import with_own_credentials
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, ServiceUnavailable
 from smokebox.foundation.paths import resolve
@@ -166,9 +167,13 @@ class SandboxConnection:
 
     async def put(self) -> SandboxInfo:
         """Send the settings to the server, then connect the handlers."""
-        info = await self.transport.request(
-            SandboxInfo, "PUT", self.root, body=self.settings, timeout=None
-        )
+
+        async def send() -> SandboxInfo:
+            return await self.transport.request(
+                SandboxInfo, "PUT", self.root, body=self.settings, timeout=None
+            )
+
+        info = await with_own_credentials(self.transport, self.settings.image, send)
         self.set_created(info)
         if self.channel.handlers:
             await self.channel.open()

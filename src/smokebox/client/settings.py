@@ -21,7 +21,8 @@ class SandboxSettings(TypedDict, total=False):
     """Keywords of `get_sandbox`. A setting that is omitted or None keeps its value.
 
     Attributes:
-        image: Root filesystem: "host", or "dir:NAME" for a directory of the server's operator.
+        image: Root filesystem: "host", a reference to an image such as "python:3.12-slim", or
+            "dir:NAME" for a directory of the server's operator.
         tier: Isolation tier: "namespaces" or "gvisor".
         limits: A `Limits`, the name of an instance type, or a mapping with names of `Limits`.
         env: Environment variables of all commands.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from smokebox.engine.home import Home
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image import Image
+    from smokebox.engine.images.registry.pull import RegistryImages
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.engine.options import CheckedOptions
@@ -67,6 +68,7 @@ class EngineContext:
     record: Record
     images: ImageStore
     catalog: ImageCatalog
+    registries: RegistryImages
     jailers: Mapping[str, Jailer]
     tier: Tier
     workers: Workers

@@ -18,6 +18,9 @@ from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.catalog import ImageCatalog
 from smokebox.engine.images.images import Images
 from smokebox.engine.images.layer_store import LayerStore
+from smokebox.engine.images.registry.access import RegistrySettings
+from smokebox.engine.images.registry.pull import RegistryImages, full_access
+from smokebox.engine.images.registry.push import ImagePusher
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from smokebox.egress.handler import HandlerLoader
     from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.images.registry.pull import AccessOf
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.engine.record.rows import SandboxRow
@@ -81,6 +85,8 @@ class Host:
         directories: Mapping[str, str] | None = None,
         load_handler: HandlerLoader = load_handler,
         storage_pool: int | str | None = None,
+        registries: RegistrySettings | None = None,
+        pull_access: AccessOf = full_access,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -95,6 +101,8 @@ class Host:
             load_handler: Imports the egress handlers that policies name.
             storage_pool: Size of the file in the state directory that holds the sandboxes, so
                 that the kernel enforces their disk limits; by default there is none.
+            registries: Mirrors and credentials of container registries, and the one of short names.
+            pull_access: Decides about images that a sandbox needs and that are to be pulled.
 
         Raises:
             IsolationUnavailable: This host cannot mount a storage pool.
@@ -113,10 +121,12 @@ class Host:
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
             catalog = ImageCatalog(record, LayerStore(layers, home=directory.path))
+            pulls = RegistryImages(registries or RegistrySettings(), catalog, pull_access)
             image_store = await asyncio.to_thread(
                 open_store,
                 layers,
                 catalog=catalog,
+                registries=pulls,
                 directories=directories,
                 private=(directory.path,),
             )
@@ -132,6 +142,7 @@ class Host:
             layers,
             image_store,
             catalog,
+            pulls,
             admit,
             load_handler,
         )
@@ -154,6 +165,16 @@ class Host:
     def images(self) -> Images:
         """The images that sandboxes can start from, besides `host` and `dir:NAME`."""
         return self._images
+
+    @property
+    def registries(self) -> RegistryImages:
+        """Pulls of images from registries, by callers with different rights."""
+        return self._context.registries
+
+    @property
+    def pusher(self) -> ImagePusher:
+        """Pushes of images to registries."""
+        return ImagePusher(self._context.registries, self._context.catalog)
 
     @property
     def backups(self) -> Backups:
@@ -260,6 +281,7 @@ class Host:
                 stack.push_async_callback(jailer.aclose)
             stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
+            stack.push_async_callback(self._context.registries.aclose)
             stack.push_async_callback(self._context.guard.aclose)
             stack.push_async_callback(self._context.expirations.aclose)
 
@@ -348,6 +370,7 @@ def _build_context(
     layers: str,
     image_store: ImageStore,
     catalog: ImageCatalog,
+    registries: RegistryImages,
     admit: Admission,
     load_handler: HandlerLoader,
 ) -> EngineContext:
@@ -361,6 +384,7 @@ def _build_context(
         record=record,
         images=image_store,
         catalog=catalog,
+        registries=registries,
         jailers=jailers,
         tier=tier,
         workers=Workers(),

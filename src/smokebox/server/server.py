@@ -34,6 +34,7 @@ from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
 from smokebox.server.tenancy.handlers import load_allowed_handler
 from smokebox.server.tenancy.quotas import Quotas
+from smokebox.server.tenancy.registry_access import access_of_request
 from smokebox.tenancy.connections import ConnectionLimits
 from smokebox.tenancy.keys import Keys
 from smokebox.tenancy.rate_limit import RateLimiter
@@ -196,6 +197,8 @@ async def open_state(
             directories=settings.directories,
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
             storage_pool=settings.storage_pool,
+            registries=settings.registries,
+            pull_access=lambda image, scope: access_of_request(image, scope, settings),
         )
         await stack.enter_async_context(host)
         keys = Keys(

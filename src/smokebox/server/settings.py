@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.host import POOL_SIZE
+from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.tenancy.connections import HEAD_SECONDS, PER_ADDRESS
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class ServerSettings:
         backups: URL of the bucket for backups. Defaults to the state directory.
         directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
         storage_pool: Bytes of the storage pool in the state directory; None for no pool.
+        registries: Container registries: the one of short names, mirrors, and the server's own
+            credentials.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
             OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -101,6 +104,7 @@ class ServerSettings:
     backups: str | None = None
     directories: Mapping[str, str] = field(default_factory=dict)
     storage_pool: int | None = None
+    registries: RegistrySettings = field(default_factory=RegistrySettings)
     log_json: bool = False
     otlp_endpoint: str | None = None
 

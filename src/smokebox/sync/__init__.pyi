@@ -1,7 +1,7 @@
 # Written by `tests/client/sync_stub.py`. Do not edit: change the async classes.
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 
@@ -27,6 +27,9 @@ from smokebox.types import (
     Extracted,
     FileInfo,
     GitCheckout,
+    ImageDetails,
+    ImageInfo,
+    LayerProgress,
     LogChunk,
     LogMatch,
     Mount,
@@ -35,6 +38,9 @@ from smokebox.types import (
     ProcessInfo,
     ProcessLogs,
     ProcessStatus,
+    PrunedImages,
+    PulledImage,
+    PushedImage,
     RestoredBackup,
     SandboxInfo,
     SandboxStats,
@@ -449,6 +455,7 @@ class CodeStream:
 
 class Client:
     keys: Keys
+    images: Images
     backups: Backups
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -531,6 +538,33 @@ class Backups:
     def delete(self, backup: Backup | str) -> None: ...
     def get(self, id: str) -> Backup: ...
     def list(self, *, sandbox: str | None = None, prefix: str = "") -> list[Backup]: ...
+
+class Images:
+    def inspect(self, image: str) -> ImageDetails: ...
+    def list(self) -> list[ImageInfo]: ...
+    def prune(self, *, unused_for: float = 0.0) -> PrunedImages: ...
+    def pull(
+        self,
+        image: str,
+        *,
+        policy: Literal["missing", "always"] = "always",
+        username: str | None = None,
+        password: str | None = None,
+        share: bool = False,
+        timeout: float | None = None,
+        progress: Callable[[LayerProgress], None] | None = None,
+    ) -> PulledImage: ...
+    def push(
+        self,
+        image: str,
+        target: str | None = None,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        timeout: float | None = None,
+        progress: Callable[[LayerProgress], None] | None = None,
+    ) -> PushedImage: ...
+    def remove(self, image: str) -> None: ...
 
 class Keys:
     def create(

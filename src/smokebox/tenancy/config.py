@@ -1,54 +1,83 @@
-"""The operator's configuration of a server: the one reader of `server.toml`."""
+"""The file `server.toml`, in which the operator grants what tenants may use: its tables.
+
+Servers and apps read the profiles; `smokebox.server.config` reads the tables that only a server
+uses.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from smokebox.engine.quota.storage_pool import parse_pool_size
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 from smokebox.project import read_toml
-from smokebox.tenancy.networks import parse_networks
 from smokebox.tenancy.profile import Profile, parse_profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONFIG_FILE = "server.toml"
-
-_TABLES = ("handlers", "images", "network", "profiles", "storage")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_HANDLER = re.compile(r"[\w.*]+(:[\w.*]+)?")
+TABLES = ("handlers", "images", "network", "profiles", "registries", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """The content of a `server.toml`, under the names of `ServerSettings`."""
+class ConfigFile:
+    """The tables of a `server.toml`. Errors name the file, the table and the value."""
 
-    directories: Mapping[str, str] = field(default_factory=dict)
-    private_networks: tuple[str, ...] = ()
-    handlers: tuple[str, ...] = ()
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-    storage_pool: int | None = None
+    path: Path
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self, name: str, known: tuple[str, ...] | None = None) -> dict[str, Any]:
+        """Return a table, empty if the file has none. Raises `InvalidOption`.
+
+        Args:
+            name: The table.
+            known: The only names that it may have.
+        """
+        table = self.as_table(name, self.tables.get(name, {}))
+        if known is not None:
+            refuse_unknown(f"{self.path}: [{name}]", table, known)
+        return table
+
+    def as_table(self, name: str, value: object) -> dict[str, Any]:
+        """Return a value that must be a table."""
+        if isinstance(value, dict):
+            return value
+        self.refuse(name, value, "is a table", f"Write [{name}] on a line of its own.")
+
+    def profiles(self) -> dict[str, Profile]:
+        """Return the profiles by name."""
+        return {
+            name: parse_profile(f"{self.path}: [profiles.{name}]", name, self.as_table(name, table))
+            for name, table in self.table("profiles").items()
+        }
+
+    def refuse(self, option: str, value: object, wanted: str, hint: str) -> NoReturn:
+        """Raise `InvalidOption` for a value."""
+        raise InvalidOption(
+            f"{self.path}: {option} {wanted}, not {value!r:.200}.",
+            hint=hint,
+            option=option,
+            value=value,
+        )
 
 
-def load_server_config(home: str, file: str | None = None) -> ServerConfig:
-    """Read the configuration of a server.
+def open_config(home: str, file: str | None = None) -> ConfigFile:
+    """Read a `server.toml`.
 
     Args:
         home: State directory, whose `server.toml` is read if it exists.
         file: Another file to read instead. It must exist.
 
     Raises:
-        InvalidOption: The file is missing or not TOML, or has an unknown table, name or value.
+        InvalidOption: The file is missing or not TOML, or has an unknown table.
     """
     path = Path(file if file is not None else os.path.join(home, CONFIG_FILE))
     if file is None and not path.exists():
-        return ServerConfig()
+        return ConfigFile(path=path)
     try:
         tables = read_toml(path)
     except OSError as error:
@@ -58,76 +87,5 @@ def load_server_config(home: str, file: str | None = None) -> ServerConfig:
             option="config",
             value=str(path),
         ) from error
-    refuse_unknown(str(path), tables, _TABLES)
-    network = _table(path, "network", tables, ("private",))
-    handlers = _table(path, "handlers", tables, ("allow",))
-    storage = _table(path, "storage", tables, ("pool",))
-    return ServerConfig(
-        directories=_directories(path, home, _table(path, "images", tables)),
-        private_networks=parse_networks(f"{path}: network.private", network.get("private", [])),
-        handlers=_handlers(path, handlers),
-        profiles={
-            name: parse_profile(f"{path}: [profiles.{name}]", name, _as_table(path, name, table))
-            for name, table in _table(path, "profiles", tables).items()
-        },
-        storage_pool=_pool_size(path, storage),
-    )
-
-
-def _table(
-    path: Path, name: str, tables: Mapping[str, Any], known: tuple[str, ...] | None = None
-) -> dict[str, Any]:
-    table = _as_table(path, name, tables.get(name, {}))
-    if known is not None:
-        refuse_unknown(f"{path}: [{name}]", table, known)
-    return table
-
-
-def _as_table(path: Path, name: str, value: object) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    _refuse(path, name, value, "is a table", f"Write [{name}] on a line of its own.")
-
-
-def _texts(path: Path, name: str, table: Mapping[str, Any]) -> list[str]:
-    value = table.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        _refuse(path, name, value, "is a list of texts", f'Write {name} = ["..."].')
-    return value
-
-
-def _directories(path: Path, home: str, table: Mapping[str, Any]) -> dict[str, str]:
-    """Check the host directories that clients may name as images."""
-    state = os.path.realpath(home)
-    for name, value in table.items():
-        option = f"images.{name}"
-        if not _NAME.fullmatch(name):
-            hint = "Use lowercase letters, digits, '.', '_' and '-'."
-            _refuse(path, option, name, "is the name of an image", hint)
-        if not isinstance(value, str) or not os.path.isdir(value) or not os.path.isabs(value):
-            hint = 'Write the absolute path of a root directory: "/srv/rootfs".'
-            _refuse(path, option, value, "is an existing directory", hint)
-        found = os.path.realpath(value)
-        if os.path.commonpath((found, state)) in (found, state):
-            hint = "It would show the files of all sandboxes: use another directory."
-            _refuse(path, option, value, f"has nothing in common with {home}", hint)
-    return dict(table)
-
-
-def _pool_size(path: Path, table: Mapping[str, Any]) -> int | None:
-    return parse_pool_size(table["pool"], f"{path}: storage.pool") if "pool" in table else None
-
-
-def _handlers(path: Path, table: Mapping[str, Any]) -> tuple[str, ...]:
-    names = _texts(path, "allow", table)
-    for name in names:
-        if not _HANDLER.fullmatch(name) or (":" not in name and "*" not in name):
-            hint = 'Write "package.module:name", or "package.*" for all functions below it.'
-            _refuse(path, "handlers.allow", name, "is a list of handlers", hint)
-    return tuple(names)
-
-
-def _refuse(path: Path, option: str, value: object, wanted: str, hint: str) -> NoReturn:
-    raise InvalidOption(
-        f"{path}: {option} {wanted}, not {value!r:.200}.", hint=hint, option=option, value=value
-    )
+    refuse_unknown(str(path), tables, TABLES)
+    return ConfigFile(path=path, tables=tables)

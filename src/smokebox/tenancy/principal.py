@@ -12,6 +12,9 @@ from smokebox.tenancy.scopes import SCOPES
 if TYPE_CHECKING:
     from smokebox.tenancy.profile import Profile
 
+OPERATOR_IMAGES = "!operator"
+"""The owner of images that an administrator pulls and does not share."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
@@ -27,6 +30,16 @@ class Principal:
     admin: bool = False
     profile: Profile | None = None
     scopes: frozenset[str] = frozenset(SCOPES)
+
+    @property
+    def image_scope(self) -> str:
+        """The owner of images that it pulls: no other key starts sandboxes from them.
+
+        It is the prefix of its sandboxes' ids, or else a name that is no prefix of any id.
+        """
+        if self.admin:
+            return OPERATOR_IMAGES
+        return self.prefix or f"!key-{self.id}"
 
     def check_scope(self, scope: str) -> None:
         """Raise `Forbidden` unless its key has the scope."""

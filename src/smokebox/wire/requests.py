@@ -389,6 +389,56 @@ class Shutdown(Body):
     sandboxes: Literal["sleep", "keep"] = "sleep"
 
 
+class RegistryCredentials(Body):
+    """Credentials for one container registry: a password, an identity token or a bearer token.
+
+    They are used for one request and never stored.
+    """
+
+    registry: str
+    username: str = ""
+    password: str = ""
+    identity_token: str = ""
+    registry_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"RegistryCredentials({self.registry!r})"
+
+
+class PullImage(Body):
+    """An image to pull. `missing` does not contact the registry if the image can be used already.
+
+    `share` lets every key use it, and needs an administrator's key.
+    """
+
+    image: str
+    policy: Literal["missing", "always"] = "always"
+    credentials: RegistryCredentials | None = None
+    share: bool = False
+    timeout: Positive | None = None
+
+
+class PushImage(Body):
+    """An image to push, to a reference that is by default its name."""
+
+    image: str
+    target: str | None = None
+    credentials: RegistryCredentials | None = None
+    timeout: Positive | None = None
+
+
+class ImageName(Query):
+    """The name or digest of an image."""
+
+    image: str
+
+
+class PruneImages(Body):
+    """Keep images that were added or used within this number of seconds."""
+
+    unused_for: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
 class ExposePort(Body):
     """A port to expose; fields left out keep their value, or get their default."""
 

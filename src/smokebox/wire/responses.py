@@ -12,6 +12,7 @@ from smokebox.types import (
     CodeContextInfo,
     ExposedPort,
     FileInfo,
+    ImageInfo,
     Mount,
     NetworkEvent,
     ProcessInfo,
@@ -73,6 +74,12 @@ class BackupsUnderWay(msgspec.Struct):
     """Backups that are being made or restored, in order of their requests."""
 
     progress: list[BackupProgress]
+
+
+class Images(msgspec.Struct):
+    """Images, the oldest first."""
+
+    images: list[ImageInfo]
 
 
 class PreviewUrl(msgspec.Struct):

@@ -218,6 +218,32 @@ class ImageCatalog:
             await self._check_known(digest)
             await self._record.write(put(ImageGrantRow(digest=digest, scope=scope)))
 
+    async def withdraw(self, name: str, digest: str, scope: str | None) -> bool:
+        """Remove a name of an image, or by its digest all names, from a scope or from all.
+
+        A name with a digest goes with the last tag of its repository, and the permission with
+        the last name. Returns False if the scope had none. The image stays until it is pruned.
+        """
+        async with self._lock:
+            rows = [row for row in await self._record.image_names() if row.digest == digest]
+            rows = [row for row in rows if scope in (None, row.scope)]
+            dropped = rows if name == digest else _dropped(rows, name)
+            grants = [
+                row
+                for row in await self._record.image_grants()
+                if row.digest == digest and scope in (None, row.scope)
+            ]
+            left = {row.scope for row in rows} - {row.scope for row in dropped}
+            left |= {row.scope for row in rows if row not in dropped}
+            removed = [row for row in grants if row.scope not in left]
+            if not dropped and not (name == digest and removed):
+                return False
+            await self._record.write(
+                *(delete(ImageNameRow, row.name, row.scope) for row in dropped),
+                *(delete(ImageGrantRow, row.digest, row.scope) for row in removed),
+            )
+            return True
+
     async def is_granted(self, digest: str, scope: str) -> bool:
         """Return whether the sandboxes of a scope may start from an image."""
         rows = await self._record.rows(ImageGrantRow, digest)
@@ -319,6 +345,25 @@ def unknown(name: str) -> NotFound:
 
 async def _no_live_image(name: str) -> Image:
     raise unknown(name)
+
+
+def _dropped(rows: Iterable[ImageNameRow], name: str) -> list[ImageNameRow]:
+    """Return the rows that go with a name: its own, and those with a digest after the last tag."""
+    rows = list(rows)
+    dropped = [row for row in rows if row.name == name]
+    for scope in {row.scope for row in dropped}:
+        kept = [row for row in rows if row.scope == scope and row.name != name]
+        repositories = {_repository(row.name) for row in kept if "@" not in row.name}
+        dropped += [row for row in kept if _repository(row.name) not in repositories]
+    return dropped
+
+
+def _repository(name: str) -> str:
+    head, at, _ = name.partition("@")
+    if at:
+        return head
+    parent, slash, last = name.rpartition("/")
+    return parent + slash + last.partition(":")[0]
 
 
 def _matches(scope: str, wanted: str | None) -> bool:

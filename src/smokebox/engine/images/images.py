@@ -20,7 +20,7 @@ from smokebox.engine.images.image_documents import (
     read_layout,
 )
 from smokebox.engine.images.image_files import ArchiveFiles, DirectoryFiles, check_present
-from smokebox.errors import Conflict, ImageError, NotFound
+from smokebox.errors import Conflict, Forbidden, ImageError, NotFound
 
 if TYPE_CHECKING:
     import builtins
@@ -120,7 +120,7 @@ class Images:
 
     async def inspect(self, name: str, *, scope: str | None = None) -> ImageInfo:
         """Return the image of a name or digest. Raises `NotFound`."""
-        return await self._info(await self._find(name, scope), scope)
+        return await self._info(await self.find(name, scope), scope)
 
     async def remove(self, name: str, *, scope: str | None = None) -> None:
         """Remove a name, or the image of a digest, and what nothing else refers to.
@@ -128,12 +128,18 @@ class Images:
         Raises:
             NotFound: There is no such image.
             Conflict: A sandbox or another image refers to the digest.
+            Forbidden: The scope may use the image because it is shared, and cannot remove it.
         """
-        found = await self._find(name, scope)
-        if DIGEST.fullmatch(name):
+        found = await self.find(name, scope)
+        if scope is None and DIGEST.fullmatch(name):
             await self._catalog.remove(name)
         else:
-            await self._catalog.unname(name, scope=scope)
+            if not await self._catalog.withdraw(name, found.digest, scope):
+                raise Forbidden(
+                    f"the image {name!r} belongs to the operator, who shares it.",
+                    hint="Let the operator remove it.",
+                    reason="scope",
+                )
             if not await self._catalog.names(found.digest):
                 # Whatever uses it keeps it until it is pruned.
                 with contextlib.suppress(Conflict):
@@ -153,7 +159,8 @@ class Images:
             await self._on_removed()
         return result
 
-    async def _find(self, name: str, scope: str | None) -> CatalogImage:
+    async def find(self, name: str, scope: str | None = None) -> CatalogImage:
+        """Return the image of a name or digest from the catalog. Raises `NotFound`."""
         found = await self._catalog.find(name, scope=scope)
         if found is None:
             raise unknown(name)

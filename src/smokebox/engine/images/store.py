@@ -20,6 +20,7 @@ from smokebox.engine.images.directory_image import PREFIX, DirectoryImages
 from smokebox.engine.images.host_image import HostImage
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.layer_store import LayerStore, make_directory
+from smokebox.engine.images.registry.reference import is_reference
 from smokebox.errors import NotFound
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class ImageStore:
     """Images by name, from sources by name or prefix.
 
     A source is registered for a complete name (`host`), for a prefix that ends with a colon
-    (`dir:`), or for the empty string, which matches all other names. The images of `catalog` come
+    (`dir:`), or for the empty string, which matches all references. The images of `catalog` come
     before those of sources, except of `host` and `dir:`. `runtimes` are added to every image.
     """
 
@@ -157,7 +158,7 @@ class ImageStore:
 
     def _source(self, name: str) -> ImageSource:
         prefix, colon, _ = name.partition(":")
-        for key in (name, prefix + colon, ""):
+        for key in (name, prefix + colon, *([""] if is_reference(name) else [])):
             if key in self._sources:
                 return self._sources[key]
         raise self._unknown(name)
@@ -166,6 +167,7 @@ class ImageStore:
         shown = {
             key.removesuffix(":"): f"{key}NAME" if key.endswith(":") else key
             for key in sorted(self._sources)
+            if key
         }
         near = difflib.get_close_matches(name.partition(":")[0], shown, n=1, cutoff=0.5)
         hint = (
@@ -183,6 +185,7 @@ def open_store(
     directory: str,
     *,
     catalog: ImageCatalog | None = None,
+    registries: ImageSource | None = None,
     directories: Mapping[str, str] | None = None,
     private: Iterable[str] = (),
     usr_local: bool = True,
@@ -192,6 +195,7 @@ def open_store(
     Args:
         directory: Directory of the layers.
         catalog: Catalog of the images in the same directory, if there is one.
+        registries: Source of images in registries, if there is one.
         directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
         private: Other directories that no image may be, contain or lie inside.
         usr_local: Include /usr/local of the host in the image `host`.
@@ -201,6 +205,7 @@ def open_store(
         {
             DEFAULT: HostImage(layer_store, usr_local=usr_local),
             PREFIX: DirectoryImages(layer_store, directories, private),
+            **({} if registries is None else {"": registries}),
         },
         Runtimes(layer_store, find_deno()),
         catalog,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from smokebox.egress.pattern import HostPattern, HostPort
 from smokebox.egress.policy import parse_entry
+from smokebox.engine.images.registry.reference import is_reference, parse_reference
 from smokebox.engine.options import DEFAULT_IMAGE, parse_duration
 from smokebox.engine.record.rows import RunSettings
 from smokebox.errors import Forbidden
@@ -43,7 +44,7 @@ def check_options(
     if profile is None:
         return options
     if "image" in options:
-        _check_image(principal, options["image"], settings)
+        check_image(principal, options["image"], settings)
     if "tier" in options:
         tier, lowest = check_tier(options["tier"]), profile.tier or settings.tier
         if _rank(tier) < _rank(lowest):
@@ -79,7 +80,7 @@ def complete_options(
     profile = principal.profile
     if profile is None:
         return options
-    _check_image(principal, options.image or DEFAULT_IMAGE, settings)
+    check_image(principal, options.image or DEFAULT_IMAGE, settings)
     tier = max(options.tier or settings.tier, profile.tier or settings.tier, key=_rank)
     idle = options.sleep_after
     if profile.sleep_after is not None:
@@ -131,7 +132,22 @@ def check_hosts(
             _refuse(principal, "egress", names, host, allows)
 
 
-def _check_image(principal: Principal, image: object, settings: ServerSettings) -> None:
+def matches_image(image: str, globs: Iterable[str], default: str) -> bool:
+    """Return whether a list of names and globs has an image.
+
+    A reference matches however it is spelled: `python` is `docker.io/library/python:latest`.
+
+    Args:
+        default: Registry of references that name none.
+    """
+    names = [image]
+    if is_reference(image):
+        names = list(parse_reference(image, default).spellings(default))
+    return any(fnmatchcase(name, glob) for glob in globs for name in names)
+
+
+def check_image(principal: Principal, image: object, settings: ServerSettings) -> None:
+    """Raise `Forbidden` for an image that the profile does not allow."""
     profile = principal.profile
     if profile is None or not isinstance(image, str):
         return
@@ -145,7 +161,7 @@ def _check_image(principal: Principal, image: object, settings: ServerSettings) 
             key=principal.id,
             reason="image",
         )
-    if not any(fnmatchcase(image, glob) for glob in profile.images):
+    if not matches_image(image, profile.images, settings.registries.default):
         names = list(profile.images)
         _refuse(principal, "images", names, image, f"allows the images {', '.join(names)} only")
 

@@ -1,0 +1,1 @@
+"""Images in container registries: references, the client of the registries' API, pull and push."""
