@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.disk import DiskWatch
 from smokebox.engine.disk_ledger import DiskBudget
@@ -14,7 +14,6 @@ from smokebox.engine.jail.kernfs import network_buffers
 from smokebox.errors import LimitReached, SmokeboxError
 
 if TYPE_CHECKING:
-    from smokebox.engine.lifecycle import Lifecycle
     from smokebox.engine.run import Run
 
 MEMORY_SECONDS = 0.5
@@ -22,12 +21,19 @@ MEMORY_SECONDS = 0.5
 OVER_DISK = "its files take"
 
 
+class RunStopper(Protocol):
+    """Ends a run that exceeds a limit, such as the `Lifecycle` of its sandbox."""
+
+    def stop(self, reason: str) -> None:
+        """End the run."""
+
+
 class ResourceGuard:
     """Ends the run of a sandbox that exceeds a limit, with a reason."""
 
     def __init__(self, sandboxes: str) -> None:
         self._disk = DiskWatch(sandboxes, over=self._over, low=self._low)
-        self._lifecycles: dict[str, Lifecycle] = {}
+        self._stoppers: dict[str, RunStopper] = {}
         self._runs: dict[str, Run] = {}
         # Reasons of sandboxes that run no programs until they are below their disk limit again.
         self._full: dict[str, str] = {}
@@ -38,7 +44,7 @@ class ResourceGuard:
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
-    def watch(self, lifecycle: Lifecycle, run: Run, *, stopped_for: str | None = None) -> None:
+    def watch(self, stopper: RunStopper, run: Run, *, stopped_for: str | None = None) -> None:
         """Watch a run. Call again when its limits change.
 
         `stopped_for` is the reason why the run before ended. After one for its disk use, the run
@@ -47,7 +53,7 @@ class ResourceGuard:
         key = run.jail.state.key
         if stopped_for is not None and stopped_for.startswith(OVER_DISK):
             self._full[key] = stopped_for
-        self._lifecycles[key], self._runs[key] = lifecycle, run
+        self._stoppers[key], self._runs[key] = stopper, run
         fresh = run.generation == 1 and self._disk.used(key) is None
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
         self._disk.watch(
@@ -58,7 +64,7 @@ class ResourceGuard:
         """Stop watching a run."""
         key = run.jail.state.key
         self._disk.forget(key)
-        self._lifecycles.pop(key, None)
+        self._stoppers.pop(key, None)
         self._runs.pop(key, None)
         self._full.pop(key, None)
 
@@ -111,9 +117,9 @@ class ResourceGuard:
         self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")
 
     def _stop(self, key: str, reason: str) -> None:
-        lifecycle = self._lifecycles.get(key)
-        if lifecycle is not None:
-            lifecycle.stop(reason)
+        stopper = self._stoppers.get(key)
+        if stopper is not None:
+            stopper.stop(reason)
 
     async def _watch_memory(self) -> None:
         """Bound the memory that the kernel does not.

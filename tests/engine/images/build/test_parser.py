@@ -139,7 +139,7 @@ def test_reads_shell_cmd_onbuild_and_healthcheck() -> None:
     ],
 )
 def test_reports_the_line_of_what_is_not_valid(text: str, line: int | None, message: str) -> None:
-    with pytest.raises(InvalidDockerfile, match="^Dockerfile") as caught:
+    with pytest.raises(InvalidDockerfile, match=r"^Dockerfile") as caught:
         parse_dockerfile(text)
     assert message in str(caught.value)
     assert caught.value.line == line

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from e2b_dockerfile_utils import parse_heredoc
+
 MountKind: TypeAlias = Literal["bind", "cache", "tmpfs", "secret"]
 
 
@@ -189,3 +191,8 @@ class Onbuild(Instruction):
     """Keeps an instruction for builds on top of this image."""
 
     trigger: str
+
+
+def is_only_heredoc(text: str) -> bool:
+    """Return True for the command of a RUN that is a heredoc and nothing else."""
+    return parse_heredoc(text) is not None
