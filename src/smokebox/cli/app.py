@@ -78,6 +78,7 @@ COMMANDS = {
     "mounts": CommandEntry("files", "mounts", SANDBOXES),
     "unmount": CommandEntry("files", "unmount", SANDBOXES),
     "net": CommandEntry("net", "net", SANDBOXES),
+    "images": CommandEntry("images", "images", SANDBOXES),
     "backup": CommandEntry("backups", "backup", SANDBOXES),
     "sleep": CommandEntry("sandboxes", "sleep", SANDBOXES),
     "wake": CommandEntry("sandboxes", "wake", SANDBOXES),

@@ -11,7 +11,9 @@ import msgspec
 
 from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
+from smokebox.client.image_builds import ImageBuilds
 from smokebox.client.sandbox import Sandbox
+from smokebox.client.sandbox_connection import with_built_image
 from smokebox.client.server_resources import Backups, Keys
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
@@ -34,13 +36,15 @@ API_KEY = "SMOKEBOX_API_KEY"
 class Client:
     """One server; `connect` returns it. Sends nothing before the first call.
 
-    `keys` manages its API keys, `backups` the backups of all its sandboxes.
+    `keys` manages its API keys, `backups` the backups of all its sandboxes, and `builds` builds
+    images.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.keys = Keys(transport)
         self.backups = Backups(transport)
+        self.builds = ImageBuilds(transport)
 
     @property
     def url(self) -> str:
@@ -92,20 +96,21 @@ class Client:
         self,
         kind: type[Sandbox] | Binding | None = None,
         /,
-        **settings: Unpack[SandboxSettings],
+        **options: Unpack[SandboxSettings],
     ) -> Sandbox:
         """Create a sandbox with a random id, destroyed at the end of its `async with` block.
 
         Args:
             kind: A subclass of `Sandbox` or a binding.
-            **settings: Settings that override those of `kind`; see `SandboxSettings`.
+            **options: Settings that override those of `kind`; see `SandboxSettings`.
 
         Raises:
             InvalidOption: A setting is unknown or invalid.
             ServiceUnavailable: The server cannot be reached.
         """
-        cls, parsed = _resolve("create()", kind or Sandbox, settings)
-        body = msgspec.convert(msgspec.to_builtins(parsed.settings), CreateSandbox)
+        cls, parsed = _resolve("create()", kind or Sandbox, options)
+        settings = await with_built_image(self._transport, parsed.settings)
+        body = msgspec.convert(msgspec.to_builtins(settings), CreateSandbox)
         info = await self._transport.request(
             SandboxInfo,
             "POST",

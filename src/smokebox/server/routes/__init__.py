@@ -5,6 +5,7 @@ from __future__ import annotations
 from smokebox.server.routes import (
     archives,
     backups,
+    builds,
     code,
     exec,
     files,
@@ -41,6 +42,7 @@ _MODULES = (
     network,
     archives,
     backups,
+    builds,
     watches,
     system,
     keys,

@@ -57,6 +57,7 @@ class BuildRequest:
         limits: Limits of each step.
         egress: Network policy of RUN and ADD, closed by default.
         scope: Prefix of the ids of the sandboxes that may use the image. It owns the cache.
+        check_base: Raises for the name of a base image that the build may not use.
         variables: Environment of commands that is not committed, such as of package mirrors.
     """
 
@@ -74,6 +75,7 @@ class BuildRequest:
     limits: Limits = field(default_factory=Limits)
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
+    check_base: Callable[[str], None] | None = None
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -171,7 +173,7 @@ class Builds:
         )
         services = BuildServices(
             runner=runner,
-            bases=BaseImages(self._catalog, self._context.images),
+            bases=BaseImages(self._catalog, self._context.images, request.check_base),
             cache=BuildCache(self._context.record, self._layer_store),
             context=ContextSource(ContextTree(request.entries), self.content, request.scope),
             fetch=functools.partial(fetch, layers=request.egress),

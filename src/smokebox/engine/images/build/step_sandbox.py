@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from smokebox.egress.handler import HandlerRegistry
 from smokebox.egress.layers import EgressLayers
 from smokebox.engine import startup
+from smokebox.engine.disk_ledger import DiskBudget, DiskLedger
 from smokebox.engine.egress.proxy import EgressProxy
 from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.executor import RootExecutor
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from smokebox.engine.context import EngineContext
-    from smokebox.engine.disk_ledger import DiskBudget
     from smokebox.engine.images.image import Image, Layer
     from smokebox.engine.jail.jail import Jail
     from smokebox.engine.jail.spec import Owner
@@ -41,6 +41,10 @@ R = TypeVar("R")
 # A jail without its engine ends after this time.
 _ORPHAN_SECONDS = 1.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+async def _measure_nothing(*, only_if_due: bool = False) -> None:
+    """Measure nothing: only the engine writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +60,18 @@ class StepSettings:
 class StepSandbox:
     """A jail on the layers of an image, with an upper layer that can be kept.
 
-    Use it as `async with`. `prepare` may add to its directory before the jail is created.
+    Use it as `async with`. Without `commands` it is only mounted: its files are read and written,
+    and it ends with the engine.
     """
 
     def __init__(
-        self, context: EngineContext, image: Image, settings: StepSettings, *, network: bool = False
+        self,
+        context: EngineContext,
+        image: Image,
+        settings: StepSettings,
+        *,
+        commands: bool = False,
+        network: bool = False,
     ) -> None:
         self.key = context.key()
         self.directory = context.home.sandbox_directory(self.key)
@@ -68,6 +79,7 @@ class StepSandbox:
         self.base = image
         self._image = image
         self._settings = settings
+        self._commands = commands
         egress = settings.egress if network else EgressLayers()
         self._egress = egress
         self._proxy = EgressProxy(
@@ -173,8 +185,10 @@ class StepSandbox:
         return RootedFiles(self.jail.root, self.jail.owner)
 
     def budget(self) -> DiskBudget:
-        """Return a budget for what the engine writes, which its caller closes."""
-        return self._context.guard.budget(self._started())
+        """Return a budget for what the engine writes into the new layer."""
+        ledger = DiskLedger()
+        ledger.limit, ledger.measured = self._settings.limits.disk, 0
+        return DiskBudget(self.key, ledger, _measure_nothing)
 
     def stop(self, reason: str) -> None:
         """End the jail, because it exceeded a limit."""
@@ -198,6 +212,8 @@ class StepSandbox:
             context.spec(self.key, self._image, settings.limits), directory=self.directory
         )
         self._jail = await jailer.make(spec)
+        if not self._commands:
+            return
         await self._jail.enter(settings.hostname, settings.limits, orphan_timeout=_ORPHAN_SECONDS)
         options = CheckedOptions(limits=settings.limits, cwd="/", user="root")
         row = options.row(self.key, key=self.key, image=self._image, tier=context.tier)

@@ -119,9 +119,12 @@ class StepRunner:
         keep_failed: bool,
     ) -> CommandOutcome:
         """Run a command. Its layers are kept if it succeeds, or with `keep_failed`."""
-        network = not step.offline
         sandbox = StepSandbox(
-            self._context, await self.image(state), self._settings, network=network
+            self._context,
+            await self.image(state),
+            self._settings,
+            commands=True,
+            network=not step.offline,
         )
         mounts = MountSet(
             sandbox,
@@ -156,11 +159,7 @@ class StepRunner:
     ) -> tuple[LayerReference, ...]:
         """Change files by blocking work, and return the layers that it made."""
         async with StepSandbox(self._context, await self.image(state), self._settings) as sandbox:
-            budget = sandbox.budget()
-            try:
-                await sandbox.files(work, budget.take)
-            finally:
-                budget.close()
+            await sandbox.files(work, sandbox.budget().take_file)
             return await self._commit(sandbox, Additions(), generated=False)
 
     async def make_directory(
