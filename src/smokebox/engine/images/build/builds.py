@@ -93,7 +93,8 @@ class Builds:
         self.content = ContentStore(os.path.join(directory, "content"))
         self._caches = CacheDirectories(os.path.join(directory, "caches"))
         self._context = context
-        self._catalog = catalog
+        self.cache = BuildCache(context.record, layer_store)
+        self.catalog = catalog
         self._layer_store = layer_store
         self._create_sandbox = create_sandbox
 
@@ -135,7 +136,7 @@ class Builds:
                 with self._layer_store.lease():
                     state = await builder.build()
                     image = state.image()
-                    await self._catalog.put(image, names=request.names, scope=request.scope)
+                    await self.catalog.put(image, names=request.names, scope=request.scope)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the build took longer than {request.timeout:g} seconds.",
@@ -161,7 +162,7 @@ class Builds:
         _check_secrets(request.secrets)
         runner = StepRunner(
             self._context,
-            self._catalog,
+            self.catalog,
             self._layer_store,
             self._caches,
             settings=StepSettings(
@@ -173,8 +174,8 @@ class Builds:
         )
         services = BuildServices(
             runner=runner,
-            bases=BaseImages(self._catalog, self._context.images, request.check_base),
-            cache=BuildCache(self._context.record, self._layer_store),
+            bases=BaseImages(self.catalog, self._context.images, request.check_base),
+            cache=self.cache,
             context=ContextSource(ContextTree(request.entries), self.content, request.scope),
             fetch=functools.partial(fetch, layers=request.egress),
         )
@@ -188,7 +189,7 @@ class Builds:
     async def _keep(self, request: BuildRequest, state: BuildState) -> str:
         """Create a sandbox with the files of a failed step, and return its id."""
         image = state.image(source="failed build")
-        await self._catalog.put(image, scope=request.scope)
+        await self.catalog.put(image, scope=request.scope)
         id = f"{request.scope}build-{image.digest.rpartition(':')[2][:12]}"
         await self._create_sandbox(id, image.digest)
         return id

@@ -121,7 +121,8 @@ class MountSet:
         async with contextlib.AsyncExitStack() as stack:
             caches: list[tuple[str, str]] = []
             for number, one in enumerate(placed):
-                _check_target(one.path)
+                if one.mount.target:
+                    _check_target(one.path)
                 match one.mount.kind:
                     case "cache":
                         id = one.mount.id
