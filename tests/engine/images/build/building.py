@@ -10,23 +10,25 @@ import stat
 import tarfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.files.trees import walk
-from smokebox.engine.host import Host
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.engine.images.build.step_sandbox import StepSandbox, StepSettings
 from smokebox.types import BuildEvent, ContextEntry
+
+if TYPE_CHECKING:
+    from smokebox.engine.files.rooted_files import RootedFiles
+    from smokebox.engine.host import Host
 
 BASE = "base:1"
 # Files that Smokebox generates, and places that a sandbox mounts on.
 OURS = {"etc/hosts", "etc/hostname", "etc/resolv.conf"}
 MOUNTS = ("dev", "proc", "sys", "run", "workspace", "tmp")
-APPLETS = (
-    "sh cat cp chmod chown echo env false find grep head id ln ls mkdir mv pwd rm rmdir sed "
-    "seq sleep stat tail tar test touch true wc whoami"
-).split()
+APPLETS = tuple(
+    "sh cat cp chmod chown echo env false find grep head id ln ls mkdir mv pwd rm rmdir sed seq "  # noqa: SIM905
+    "sleep stat tail tar test touch true wc whoami".split()
+)
 
 Tree = dict[str, tuple[Any, ...]]
 
