@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.build.state import BuildState
-    from smokebox.engine.images.catalog import ImageCatalog
-    from smokebox.engine.images.layer_store import LayerStore
     from smokebox.types import ContextEntry
 
 MAX_SECRET = 512 << 10
@@ -85,17 +83,15 @@ class Builds:
     def __init__(
         self,
         context: EngineContext,
-        catalog: ImageCatalog,
-        layer_store: LayerStore,
         create_sandbox: Callable[[str, str], Awaitable[None]],
     ) -> None:
         directory = os.path.join(context.home.path, "builds")
         self.content = ContentStore(os.path.join(directory, "content"))
         self._caches = CacheDirectories(os.path.join(directory, "caches"))
         self._context = context
-        self.cache = BuildCache(context.record, layer_store)
-        self.catalog = catalog
-        self._layer_store = layer_store
+        self.catalog = context.catalog
+        self._layer_store = context.catalog.layer_store
+        self.cache = BuildCache(context.record, self._layer_store)
         self._create_sandbox = create_sandbox
 
     async def run(self, request: BuildRequest) -> AsyncGenerator[BuildEvent, None]:
@@ -133,7 +129,7 @@ class Builds:
         started = time.monotonic()
         try:
             async with asyncio.timeout(request.timeout):
-                with self._layer_store.lease():
+                with self.catalog.lease():
                     state = await builder.build()
                     image = state.image()
                     await self.catalog.put(image, names=request.names, scope=request.scope)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from smokebox.engine.images.layer_store import LayerStore
     from smokebox.engine.record.record import Record
 
-KEEP_SECONDS = 14 * 86400.0
 _TOUCH_SECONDS = 3600.0
 
 
@@ -63,15 +62,3 @@ class BuildCache:
 
 def _load(row: BuildStepRow) -> tuple[LayerReference, ...]:
     return tuple(LayerReference(id=id, target=target) for id, target in json.loads(row.layers))
-
-
-async def prune_steps(record: Record, *, unused_for: float = KEEP_SECONDS) -> set[str]:
-    """Forget steps that no build used for that many seconds. Returns the layers of the others."""
-    kept: set[str] = set()
-    oldest = time.time() - unused_for
-    for row in await record.build_steps():
-        if row.used_at < oldest:
-            await record.write(delete(BuildStepRow, row.scope, row.key))
-        else:
-            kept.update(layer.id for layer in _load(row))
-    return kept
