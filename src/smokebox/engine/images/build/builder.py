@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import posixpath
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -85,7 +86,8 @@ class Builder:
                 for stage in self.plan.stages:
                     self._results[stage.index] = group.create_task(self._build_stage(stage))
         except BaseExceptionGroup as group_error:
-            raise _first_error(group_error) from None
+            error = _first_error(group_error)
+            raise error from error.__cause__
         if unused := self.plan.arguments.unused():
             names = ", ".join(unused)
             await self.progress.warn(f"no ARG declares these build arguments: {names}")
@@ -150,7 +152,11 @@ class StageBuild:
         for instruction in stage.instructions:
             self._number += 1
             await self._step(instruction)
-        return replace(self._state, config=self._editor.config)
+        config = self._editor.config
+        if self._state.created_at:
+            created = datetime.datetime.fromtimestamp(self._state.created_at, datetime.UTC)
+            config = replace(config, created=created.isoformat(timespec="seconds"))
+        return replace(self._state, config=config)
 
     @property
     def directory(self) -> str:
@@ -363,6 +369,9 @@ class StageBuild:
             found = await cache.add(scope, key, await make())
         self._state = self._state.with_step(key, found.layers, found.created_at)
         self._editor.add_history(history, empty=not found.layers)
+        for _ in found.layers[1:]:
+            # Tools expect as many entries as there are layers.
+            self._editor.add_history(history, empty=False)
         return hit
 
     def _progress(self, instruction: Instruction) -> StepProgress:
