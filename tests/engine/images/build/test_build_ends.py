@@ -18,6 +18,7 @@ from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.errors import BuildFailed, DeadlineExceeded, LimitReached, NotFound
 from smokebox.limits import Limits
 
+TESTS = Path(__file__).parents[3]
 SLOW = f"FROM {BASE}\nRUN echo done > /done\nRUN echo started; sleep 60 & sleep 60\n"
 
 KILLED = """
@@ -146,7 +147,7 @@ async def test_a_killed_engine_leaves_nothing_and_keeps_finished_steps(tmp_path:
     engine = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(home), SLOW],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
     )
     assert engine.stdout is not None
     assert engine.stdout.readline() == b"ready\n"
