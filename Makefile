@@ -18,7 +18,7 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
-	systemd-analyze=systemd buildah=buildah skopeo=skopeo umoci=umoci mmdebstrap=mmdebstrap
+	systemd-analyze=systemd buildah=buildah skopeo=skopeo umoci=umoci busybox=busybox-static
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -68,7 +68,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
+bench: PROGRAMS := buildah=buildah busybox=busybox-static nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
 	mksquashfs=squashfs-tools restic=restic
 bench: $(VENV)/.installed-bench programs
 	@set -e; for script in $(filter-out %/table.py %/compare.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
-from engine.images.build.building import build_base
+from building import build_base
 from smokebox.engine.host import Host
 
 if TYPE_CHECKING:

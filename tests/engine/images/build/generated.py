@@ -10,7 +10,7 @@ import io
 import random
 import tarfile
 
-from engine.images.build.building import BASE, Entry, Files
+from building import BASE, Entry, Files
 
 OWNERS = ("", "", "--chown=app ", "--chown=app:team ", "--chown=5:6 ", "--chown=0:0 ")
 MODES = ("", "", "--chmod=640 ", "--chmod=0755 ")

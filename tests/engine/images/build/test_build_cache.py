@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.build.building import BASE, Entry, build
+from building import BASE, Entry, build
 
 if TYPE_CHECKING:
     from smokebox.engine.host import Host

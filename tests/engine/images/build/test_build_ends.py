@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.images.build.building import BASE, build, context
+from building import BASE, build, context
 from smokebox.engine.host import Host
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.errors import BuildFailed, DeadlineExceeded, LimitReached, NotFound
@@ -23,7 +23,7 @@ SLOW = f"FROM {BASE}\nRUN echo done > /done\nRUN echo started; sleep 60 & sleep 
 
 KILLED = """
 import asyncio, sys
-from engine.images.build.building import build, build_base
+from building import build, build_base
 from smokebox.engine.host import Host
 
 async def main():

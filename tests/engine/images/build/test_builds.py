@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.build.building import BASE, Entry, build, sha, status_of, tree
+from building import BASE, Entry, build, sha, status_of, tree
 from smokebox.errors import BuildFailed, InvalidDockerfile
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.build.building import BASE, build, read_tree, tree
+from building import BASE, build, read_tree, tree
 from smokebox.engine.images.build.oci_export import export_oci
 from smokebox.errors import Unsupported
 

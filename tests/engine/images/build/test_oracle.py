@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.build.buildah import Buildah
-from engine.images.build.building import build, tree
+from buildah import Buildah
+from building import build, tree
 from engine.images.build.generated import Generator
 
 if TYPE_CHECKING:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.build.building import BASE, build, tree
-from smokebox.engine.host import Host
+from building import BASE, build, tree
 from unprivileged import rerun_as_nobody
+
+if TYPE_CHECKING:
+    from smokebox.engine.host import Host
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from engine.images.build.building import BASE, Entry, Files, Tree, base_tar, read_tree
+from building import BASE, Entry, Files, Tree, base_tar, read_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,14 +23,14 @@ class Buildah:
         self._storage = ["--root", f"{directory}/root", "--runroot", f"{directory}/run"]
         self.build("FROM scratch\nADD base.tar /\n", {"base.tar": base_tar()}, BASE)
 
-    def build(self, text: str, files: Files, name: str) -> None:
-        """Build a Dockerfile with a context."""
+    def build(self, text: str, files: Files, name: str, *, cache: bool = False) -> None:
+        """Build a Dockerfile with a context; with `cache`, steps are cached as layers."""
         context = self._directory / "context"
         shutil.rmtree(context, ignore_errors=True)
         write_files(context, files)
         (context / "Dockerfile.built").write_text(text)
         self._run(
-            "build", "--isolation", "chroot", *ULIMITS, "--layers=false",
+            "build", "--isolation", "chroot", *ULIMITS, f"--layers={'true' if cache else 'false'}",
             "-f", str(context / "Dockerfile.built"), "-t", name, str(context),
         )  # fmt: skip
 
