@@ -190,7 +190,7 @@ def _is_ours(path: str) -> bool:
 
 def status_of(found: Tree, path: str) -> tuple[str, int, int]:
     """Return the mode and the owner of a path."""
-    return found[path][1:4]  # type: ignore[return-value]
+    return found[path][1:4]
 
 
 def sha(text: str) -> bytes:

@@ -82,7 +82,7 @@ EOF
     assert status_of(found, "run.sh") == ("0o700", 1000, 2000)
 
 
-FILES = {
+FILES: dict[str, str | bytes | Entry] = {
     "a.txt": "a",
     "b.txt": Entry(b"b", mode=0o600),
     "dir/one": "1",
