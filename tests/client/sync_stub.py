@@ -21,12 +21,14 @@ HEADER = """\
 # Written by `tests/client/sync_stub.py`. Do not edit: change the async classes.
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 
 from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
+from smokebox.client.build_context import BuildContext
+from smokebox.client.image_builds import BuildOptions
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.agent_client import AgentEvent, SubmissionResult
 from smokebox.client.transfer import Progress
@@ -38,6 +40,7 @@ from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Backup,
     BackupProgress,
+    BuildEvent,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -81,7 +84,7 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys", "backups: Backups"],
+    "Client": ["keys: Keys", "backups: Backups", "builds: ImageBuilds"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submission": ["id: str", "target_id: str | None"],
 }

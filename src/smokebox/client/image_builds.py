@@ -145,7 +145,8 @@ class ImageBuilds:
                 await self._transport.request(
                     type(None),
                     "PUT",
-                    f"/builds/contents/{digest}",
+                    "/builds/contents",
+                    query={"digest": digest},
                     data=_chunks(path),
                     timeout=None,
                 )

@@ -55,6 +55,12 @@ class FindContents(Body):
     digests: list[str]
 
 
+class PutContent(Query):
+    """The SHA-256 digest of the content in the body, in hexadecimal."""
+
+    digest: str
+
+
 class BuildImage(Body):
     """A Dockerfile to build, with the entries of its context, whose contents were uploaded.
 

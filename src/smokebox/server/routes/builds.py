@@ -27,7 +27,7 @@ from smokebox.server.endpoint import BYTES, ApiCall, endpoint
 from smokebox.server.responses import EventResponse, event, read_batches
 from smokebox.server.routes.network import allowed_egress
 from smokebox.server.tenancy.ceilings import check_options
-from smokebox.wire.requests import BuildImage, FindContents
+from smokebox.wire.requests import BuildImage, FindContents, PutContent
 from smokebox.wire.responses import MissingContents
 
 if TYPE_CHECKING:
@@ -57,14 +57,12 @@ async def find_contents(call: ApiCall, body: FindContents) -> MissingContents:
     return MissingContents(content.missing(body.digests, scope=call.principal.prefix))
 
 
-@endpoint(
-    "PUT", "/builds/contents/{digest}", errors=(InvalidOption, RequestTooLarge), accepts=BYTES
-)
-async def put_content(call: ApiCall) -> None:
-    """Upload the content of a file of a build context. Its SHA-256 is in the path."""
+@endpoint("PUT", "/builds/contents", errors=(InvalidOption, RequestTooLarge), accepts=BYTES)
+async def put_content(call: ApiCall, query: PutContent) -> None:
+    """Upload the content of a file of a build context. Repeating it changes nothing."""
     async with contextlib.aclosing(read_batches(call)) as chunks:
-        digest = call.path_param("digest")
-        await call.host.builds.content.put(digest, chunks, scope=call.principal.prefix)
+        content = call.host.builds.content
+        await content.put(query.digest, chunks, scope=call.principal.prefix)
 
 
 @endpoint("POST", "/builds", errors=_ERRORS, returns=sse.MEDIA)
