@@ -213,11 +213,12 @@ class BuildStepRow:
     """A finished step of a build, which later builds of its scope take instead of running it.
 
     `layers` are the ids of its layers in the store with their targets, in JSON; a step may have
-    none. `key` hashes all that the step depends on.
+    none. `key` hashes all that the step depends on, and `result` is the key of the state after it.
     """
 
     scope: str
     key: str
+    result: str
     layers: str
     created_at: float
     used_at: float

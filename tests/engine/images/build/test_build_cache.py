@@ -148,3 +148,19 @@ async def test_forgets_a_step_whose_layer_is_gone(based: Host) -> None:
     await based.builds.cache.clear("")
     assert len((await build(based, TEXT, FILES)).ran) == 2
     assert replace(image) == image
+
+
+async def test_a_stage_that_comes_out_the_same_invalidates_nothing(based: Host) -> None:
+    text = f"""
+    FROM {BASE} AS made
+    RUN mkdir /out && echo 1 > /out/x
+    FROM {BASE}
+    COPY --from=made /out /in
+    RUN cat /in/x
+    """
+    first = await build(based, text)
+    same = await build(based, text.replace("echo 1", "echo  1"))
+    again = await build(based, text.replace("echo 1", "echo  1"))
+    other = await build(based, text.replace("echo 1", "echo 2"))
+    assert [len(one.ran) for one in (first, same, again, other)] == [3, 1, 0, 3]
+    assert same.digest == again.digest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.build import instructions as dockerfile
-from smokebox.engine.images.build.copy_step import CopyPlanner
+from smokebox.engine.images.build.copy_step import CopyPlanner, PlannedCopies
 from smokebox.engine.images.build.flags import parse_mount
 from smokebox.engine.images.build.metadata import ConfigEditor
 from smokebox.engine.images.build.parser import parse_trigger
@@ -217,28 +217,37 @@ class StageBuild:
     async def _copy(self, instruction: dockerfile.Copy) -> bool:
         planner = CopyPlanner(instruction, self.scope, self.directory, self.builder.plan.file)
         async with contextlib.AsyncExitStack() as stack:
-            source, origin = await self._source(instruction, stack)
-            step = await planner.plan(source, self._services.fetch, stack)
-            identity = origin or await asyncio.to_thread(planner.digest, step)
-            key = step_key(self._state.key, *planner.key_parts(step), identity)
+            source, origin = await self._source(instruction)
+            copies = await planner.plan(source, self._services.fetch, stack)
+            opened: list[Source] = []
+
+            async def resolved() -> PlannedCopies:
+                """Return the copies with the stage of `--from` open."""
+                if origin and not opened:
+                    opened.append(await self._open_stage(instruction.stage, stack))
+                return copies.reading(opened[0]) if opened else copies
+
+            async def content() -> str:
+                digest = await asyncio.to_thread(planner.digest, await resolved())
+                return step_key(self._state.key, *planner.key_parts(), digest)
 
             async def make() -> tuple[LayerReference, ...]:
                 layers: tuple[LayerReference, ...] = ()
                 state = self._state
-                for one in step.copies:
-                    opened = one.source
-                    if opened is None and origin:
-                        opened = await self._open_stage(instruction.stage, stack)
-                    made = await self._services.runner.copy(state, one.step, opened)
+                for one in (await resolved()).copies:
+                    made = await self._services.runner.copy(state, one.step, one.source)
                     layers = (*made, *layers)
                     state = replace(state, layers=(*made, *state.layers))
                 return layers
 
-            return await self._cached(key, make, instruction.text)
+            text = instruction.text
+            if not origin:
+                return await self._cached(await content(), make, text)
+            # The same stage has the same content, which need not be read then.
+            key = step_key(self._state.key, "from", *planner.key_parts(), origin)
+            return await self._cached(key, make, text, content=content)
 
-    async def _source(
-        self, instruction: dockerfile.Copy, stack: contextlib.AsyncExitStack
-    ) -> tuple[Source | None, str]:
+    async def _source(self, instruction: dockerfile.Copy) -> tuple[Source | None, str]:
         """Return what a COPY reads; for a stage only its key, as it is opened when needed."""
         if not instruction.stage:
             return self._services.context, ""
@@ -360,14 +369,27 @@ class StageBuild:
         key: str,
         make: Callable[[], Awaitable[tuple[LayerReference, ...]]],
         history: str,
+        *,
+        content: Callable[[], Awaitable[str]] | None = None,
     ) -> bool:
-        """Take a step from the cache, or make it and record it. Returns True for a hit."""
+        """Take a step from the cache, or make it and record it. Returns True for a hit.
+
+        `content` returns a key that depends on the content alone. It is computed only if there is
+        no step of `key`, and later steps depend on it.
+        """
         cache, scope = self._services.cache, self._settings.scope
         found = await cache.find(scope, key) if self._settings.use_cache else None
+        result = key
+        if found is None and content is not None:
+            result = await content()
+            found = await cache.find(scope, result) if self._settings.use_cache else None
         hit = found is not None
         if found is None:
-            found = await cache.add(scope, key, await make())
-        self._state = self._state.with_step(key, found.layers, found.created_at)
+            found = await cache.add(scope, result, await make())
+        if found.key == result != key:
+            created_at = found.created_at
+            await cache.add(scope, key, found.layers, result=result, created_at=created_at)
+        self._state = self._state.with_step(found.key, found.layers, found.created_at)
         self._editor.add_history(history, empty=not found.layers)
         for _ in found.layers[1:]:
             # Tools expect as many entries as there are layers.

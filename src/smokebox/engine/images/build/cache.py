@@ -21,8 +21,12 @@ _TOUCH_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedStep:
-    """The layers that a step added, the uppermost first, and when it ran."""
+    """The layers that a step added, the uppermost first, and when it ran.
 
+    `key` is the key of the state after it.
+    """
+
+    key: str
     layers: tuple[LayerReference, ...]
     created_at: float
 
@@ -45,15 +49,30 @@ class BuildCache:
             return None
         if time.time() - row.used_at > _TOUCH_SECONDS:
             await self._record.write(put(replace(row, used_at=time.time())))
-        return CachedStep(layers=layers, created_at=row.created_at)
+        return CachedStep(key=row.result, layers=layers, created_at=row.created_at)
 
-    async def add(self, scope: str, key: str, layers: Sequence[LayerReference]) -> CachedStep:
-        """Record a finished step."""
+    async def add(
+        self,
+        scope: str,
+        key: str,
+        layers: Sequence[LayerReference],
+        *,
+        result: str = "",
+        created_at: float | None = None,
+    ) -> CachedStep:
+        """Record a finished step. `result` is the key of the state after it, by default `key`."""
         now = time.time()
         text = json.dumps([[layer.id, layer.target] for layer in layers])
-        row = BuildStepRow(scope=scope, key=key, layers=text, created_at=now, used_at=now)
+        row = BuildStepRow(
+            scope=scope,
+            key=key,
+            result=result or key,
+            layers=text,
+            created_at=now if created_at is None else created_at,
+            used_at=now,
+        )
         await self._record.write(put(row))
-        return CachedStep(layers=tuple(layers), created_at=now)
+        return CachedStep(key=row.result, layers=tuple(layers), created_at=row.created_at)
 
     async def clear(self, scope: str) -> None:
         """Forget all steps of a scope; their layers go with the next `prune` of images."""

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import urllib.parse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from smokebox.engine.files.descriptors import closing
@@ -50,6 +50,11 @@ class PlannedCopies:
 
     copies: list[PlannedCopy] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
+
+    def reading(self, stage: Source) -> PlannedCopies:
+        """Return the copies with the stage that they read."""
+        copies = [replace(one, source=stage) if one.step.sources else one for one in self.copies]
+        return PlannedCopies(copies=copies, contents=self.contents)
 
 
 class CopyPlanner:
@@ -118,7 +123,7 @@ class CopyPlanner:
                     found.append(f"{path} {digest_tree(one.source, path, keep_owner=keep_owner)}")
         return hashlib.sha256("\0".join(found).encode(errors="surrogateescape")).hexdigest()
 
-    def key_parts(self, planned: PlannedCopies) -> tuple[object, ...]:
+    def key_parts(self) -> tuple[object, ...]:
         """Return what the key of the step depends on besides the content."""
         instruction = self._instruction
         return (

@@ -34,7 +34,7 @@ async def fetch(url: str, layers: EgressLayers) -> bytes:
         place = parse_url(url)
         for _ in range(_MAX_REDIRECTS + 1):
             verdict = policy.decide(place.host, place.port)
-            if verdict.action != "forward":
+            if verdict.action not in ("forward", "tunnel"):
                 raise Forbidden(
                     f"the egress policy of the build does not allow {place.host}",
                     hint=f"Pass egress=Egress(allowed_hosts=[{place.host!r}]) or "

@@ -216,7 +216,7 @@ class StepSandbox:
             return
         await self._jail.enter(settings.hostname, settings.limits, orphan_timeout=_ORPHAN_SECONDS)
         options = CheckedOptions(limits=settings.limits, cwd="/", user="root")
-        row = options.row(self.key, key=self.key, image=self._image, tier=context.tier)
+        row = options.row(self.key, key=self.key, image=self._image, tier=context.tier, user="root")
         row = replace(row, egress=self._egress, generation=1)
         self._run = await startup.as_run(context, row, self._jail, self._image)
         context.guard.watch(self, self._run)
