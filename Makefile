@@ -19,7 +19,7 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
 	systemd-analyze=systemd mkfs.xfs=xfsprogs linux.uml=user-mode-linux busybox=busybox-static \
-	docker-registry=docker-registry skopeo=skopeo umoci=umoci htpasswd=apache2-utils
+	docker-registry=docker-registry skopeo=skopeo umoci=umoci htpasswd=apache2-utils buildah=buildah
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -70,7 +70,8 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: PROGRAMS := docker-registry=docker-registry skopeo=skopeo umoci=umoci nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
+bench: PROGRAMS := buildah=buildah busybox=busybox-static docker-registry=docker-registry skopeo=skopeo \
+	umoci=umoci nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
 	mksquashfs=squashfs-tools restic=restic
 bench: $(VENV)/.installed-bench programs
 	@set -e; for script in $(filter-out %/table.py %/compare.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import connect as connect
     from smokebox.client.client import get_sandbox as get_sandbox
     from smokebox.client.client import list_sandboxes as list_sandboxes
+    from smokebox.client.image import Image as Image
     from smokebox.client.previews import proxy_to_sandbox as proxy_to_sandbox
     from smokebox.client.process import Process as Process
     from smokebox.client.sandbox import Sandbox as Sandbox
@@ -76,6 +77,7 @@ _MODULES = {
     "ExecStream": "smokebox.runtime.stream",
     "FileInfo": "smokebox.types",
     "Harness": "smokebox.agents.harness",
+    "Image": "smokebox.client.image",
     "Limits": "smokebox.limits",
     "OutputChunk": "smokebox.types",
     "Process": "smokebox.client.process",

@@ -30,6 +30,8 @@
     ├── GitError                                      a repository could not be cloned
     ├── ImageError                                    an image or a layer of it is not usable
     ├── RegistryError                                 an image could not be pulled or pushed
+    ├── InvalidDockerfile    also ValueError          a Dockerfile that is not valid
+    ├── BuildFailed                                   an instruction of a build failed
     ├── ModelError                                    a model gave no response
     │   ├── ModelUnavailable                          overloaded, rate-limited, cut off, stalled
     │   ├── ContextOverflow                           longer than the model's context
@@ -311,6 +313,22 @@ class RegistryError(SmokeboxError):
     def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
         super().__init__(message, hint=hint, **fields)
         self.retryable = fields.get("reason") in ("network", "rate_limit")
+
+
+class InvalidDockerfile(SmokeboxError, ValueError):
+    """A Dockerfile is not valid. Fields: `file`, `line`."""
+
+    code = "invalid_dockerfile"
+
+
+class BuildFailed(SmokeboxError):
+    """An instruction of a build failed. Its last output is in `output`.
+
+    Fields: `instruction`, `file`, `line`, `exit_code` (None if it is no command), `output`, and
+    `sandbox`, the id of a sandbox with the files at that point if one was asked for.
+    """
+
+    code = "build_failed"
 
 
 class ModelError(SmokeboxError):

@@ -27,6 +27,8 @@ from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 
 from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
+from smokebox.client.build_context import BuildContext
+from smokebox.client.image_builds import BuildOptions
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.agent_client import AgentEvent, SubmissionResult
 from smokebox.client.transfer import Progress
@@ -38,6 +40,7 @@ from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Backup,
     BackupProgress,
+    BuildEvent,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -87,7 +90,7 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys", "images: Images", "backups: Backups"],
+    "Client": ["keys: Keys", "images: Images", "backups: Backups", "builds: ImageBuilds"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submission": ["id: str", "target_id: str | None"],
 }

@@ -1,4 +1,4 @@
-"""`smokebox images`: list, pull, push, inspect, remove and prune images."""
+"""`smokebox images`: list, build, pull, push, inspect, remove and prune images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from smokebox.cli.image_build import build
 from smokebox.cli.options import AsJson, parse_duration, subcommands
 from smokebox.cli.output import (
     format_age,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
     from smokebox.types import ImageInfo, LayerProgress
 
-images = subcommands("Pull images from registries, and manage those of the server.")
+images = subcommands("Build images, pull them from registries, and manage those of the server.")
+images.command("build")(build)
 
 Name = Annotated[str, typer.Argument(metavar="IMAGE", help="Reference, or digest of an image.")]
 Username = Annotated[

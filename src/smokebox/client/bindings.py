@@ -16,6 +16,7 @@ is a secret of the environment or of `.env`: `bearer(env.GITHUB_TOKEN)`.
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ def sandbox_bindings(config: ProjectConfig) -> dict[str, Binding]:
     bindings: dict[str, Binding] = {}
     for name, settings in config.sandboxes.items():
         moved = moved_options("{name} in the table [sandboxes." + name + ".egress]")
-        parsed = parse_settings(f"{config.file}: [sandboxes.{name}]", settings, moved=moved)
+        directory = os.path.dirname(config.file) if config.file is not None else None
+        where = f"{config.file}: [sandboxes.{name}]"
+        parsed = parse_settings(where, settings, moved=moved, directory=directory)
         bindings[name] = Binding(name=name, settings=parsed.settings, file=str(config.file))
     return bindings
 

@@ -11,8 +11,10 @@ import msgspec
 
 from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
+from smokebox.client.image_builds import ImageBuilds
 from smokebox.client.images import Images, with_own_credentials
 from smokebox.client.sandbox import Sandbox
+from smokebox.client.sandbox_connection import with_built_image
 from smokebox.client.server_resources import Backups, Keys
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
@@ -35,8 +37,8 @@ API_KEY = "SMOKEBOX_API_KEY"
 class Client:
     """One server; `connect` returns it. Sends nothing before the first call.
 
-    `keys` manages its API keys, `images` the images that its sandboxes start from, `backups` the
-    backups of all of them.
+    `keys` manages its API keys, `images` the images that its sandboxes start from, `builds` builds
+    some, and `backups` manages the backups of all sandboxes.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -44,6 +46,7 @@ class Client:
         self.keys = Keys(transport)
         self.backups = Backups(transport)
         self.images = Images(transport)
+        self.builds = ImageBuilds(transport)
 
     @property
     def url(self) -> str:
@@ -95,20 +98,21 @@ class Client:
         self,
         kind: type[Sandbox] | Binding | None = None,
         /,
-        **settings: Unpack[SandboxSettings],
+        **options: Unpack[SandboxSettings],
     ) -> Sandbox:
         """Create a sandbox with a random id, destroyed at the end of its `async with` block.
 
         Args:
             kind: A subclass of `Sandbox` or a binding.
-            **settings: Settings that override those of `kind`; see `SandboxSettings`.
+            **options: Settings that override those of `kind`; see `SandboxSettings`.
 
         Raises:
             InvalidOption: A setting is unknown or invalid.
             ServiceUnavailable: The server cannot be reached.
         """
-        cls, parsed = _resolve("create()", kind or Sandbox, settings)
-        body = msgspec.convert(msgspec.to_builtins(parsed.settings), CreateSandbox)
+        cls, parsed = _resolve("create()", kind or Sandbox, options)
+        settings = await with_built_image(self._transport, parsed.settings)
+        body = msgspec.convert(msgspec.to_builtins(settings), CreateSandbox)
 
         async def send() -> SandboxInfo:
             return await self._transport.request(

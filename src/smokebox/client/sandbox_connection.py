@@ -8,8 +8,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from smokebox.client.handler_channel import HandlerChannel
 from smokebox.client.http_client import is_connection_lost
+from smokebox.client.image import is_local, local_context
 from smokebox.client.images import with_own_credentials
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, ServiceUnavailable
@@ -19,8 +22,6 @@ from smokebox.types import SandboxInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 
-    import msgspec
-
     from smokebox.client.http_client import ApiWebSocket
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 
 DEFAULT_CWD = "/workspace"
 _RESUME_ATTEMPTS = 8
@@ -166,14 +168,18 @@ class SandboxConnection:
         return await asyncio.shield(task)
 
     async def put(self) -> SandboxInfo:
-        """Send the settings to the server, then connect the handlers."""
+        """Send the settings to the server, then connect the handlers.
+
+        An image of files here is built first.
+        """
+        settings = await with_built_image(self.transport, self.settings)
 
         async def send() -> SandboxInfo:
             return await self.transport.request(
-                SandboxInfo, "PUT", self.root, body=self.settings, timeout=None
+                SandboxInfo, "PUT", self.root, body=settings, timeout=None
             )
 
-        info = await with_own_credentials(self.transport, self.settings.image, send)
+        info = await with_own_credentials(self.transport, settings.image, send)
         self.set_created(info)
         if self.channel.handlers:
             await self.channel.open()
@@ -212,6 +218,18 @@ class SandboxConnection:
         # All waiters may have been cancelled: mark the exception as retrieved.
         if not task.cancelled():
             task.exception()
+
+
+async def with_built_image(transport: Transport, settings: S) -> S:
+    """Return settings whose image is one of the server: one of files here is built."""
+    # Most images are names, and need no parser.
+    if not is_local(settings.image):
+        return settings
+    from smokebox.client.image_builds import ImageBuilds
+
+    context = await asyncio.to_thread(local_context, settings.image or "")
+    digest = await ImageBuilds(transport).build(context, egress=settings.egress)
+    return msgspec.structs.replace(settings, image=digest)
 
 
 def path_segment(option: str, name: object) -> str:

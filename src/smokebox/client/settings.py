@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import msgspec
 
+from smokebox.client.image import Image
 from smokebox.egress.handler import CATCH_ALL, CLIENT, Handler
 from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import Egress, EgressOption, handler_key, moved_options, parse_egress
@@ -21,8 +23,10 @@ class SandboxSettings(TypedDict, total=False):
     """Keywords of `get_sandbox`. A setting that is omitted or None keeps its value.
 
     Attributes:
-        image: Root filesystem: "host", a reference to an image such as "python:3.12-slim", or
-            "dir:NAME" for a directory of the server's operator.
+        image: Root filesystem: "host", a reference to an image such as "python:3.12-slim", the name
+            or digest of an image of the server, "dir:NAME" for a directory of its operator, or one
+            to build: an `Image`, or the path of a Dockerfile or its directory that starts with
+            "./", "../" or "/".
         tier: Isolation tier: "namespaces" or "gvisor".
         limits: A `Limits`, the name of an instance type, or a mapping with names of `Limits`.
         env: Environment variables of all commands.
@@ -37,7 +41,7 @@ class SandboxSettings(TypedDict, total=False):
         egress: What it may reach: an `Egress`, or a list of allowed hosts.
     """
 
-    image: str | None
+    image: str | Image | None
     tier: str | None
     limits: Limits | str | Mapping[str, object] | None
     env: Mapping[str, str] | None
@@ -77,7 +81,11 @@ class ParsedSettings:
 
 
 def parse_settings(
-    where: str, options: Mapping[str, object], *, moved: Mapping[str, str] | None = None
+    where: str,
+    options: Mapping[str, object],
+    *,
+    moved: Mapping[str, str] | None = None,
+    directory: str | None = None,
 ) -> ParsedSettings:
     """Check names and types of settings; the server checks the values.
 
@@ -87,12 +95,17 @@ def parse_settings(
         where: Prefix of error messages.
         options: Settings by name.
         moved: Hints for names that have moved elsewhere.
+        directory: Directory that the path of an image is relative to; by default the current one.
 
     Raises:
         InvalidOption: A name is unknown or a value has a wrong type.
     """
     refuse_unknown(where, options, NAMES, moved or moved_options())
     plain = {name: _plain(value) for name, value in options.items()}
+    image = plain.get("image")
+    if isinstance(image, str) and image.startswith(("./", "../")):
+        # The working directory may be another one when the sandbox is created.
+        plain["image"] = os.path.abspath(os.path.join(directory or os.getcwd(), image))
     handlers: dict[str, Handler] = {}
     if (egress := options.get("egress")) is not None:
         split = split_handlers(parse_egress(egress))
@@ -169,6 +182,8 @@ def _slots(settings: Settings) -> list[str]:
 def _plain(value: object) -> object:
     if isinstance(value, Limits):
         return limits_to_json(value)
+    if isinstance(value, Image):
+        return value.name
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.disk import DiskWatch, TreeUsage
 from smokebox.engine.disk_ledger import DiskBudget
@@ -14,12 +14,18 @@ from smokebox.engine.jail.kernfs import network_buffers
 from smokebox.errors import LimitReached, SmokeboxError
 
 if TYPE_CHECKING:
-    from smokebox.engine.lifecycle import Lifecycle
     from smokebox.engine.record.rows import SandboxRow, StopCause
     from smokebox.engine.run import Run
     from smokebox.engine.sandbox_storage import SandboxStorage
 
 MEMORY_SECONDS = 0.5
+
+
+class RunStopper(Protocol):
+    """Ends a run that exceeds a limit, such as the `Lifecycle` of its sandbox."""
+
+    def stop(self, reason: str, *, cause: StopCause | None = None) -> None:
+        """End the run."""
 
 
 class ResourceGuard:
@@ -28,7 +34,7 @@ class ResourceGuard:
     def __init__(self, storage: SandboxStorage) -> None:
         self._storage = storage
         self._disk = DiskWatch(storage.plain, pool=storage.pool, over=self._over, low=self._low)
-        self._lifecycles: dict[str, Lifecycle] = {}
+        self._stoppers: dict[str, RunStopper] = {}
         self._runs: dict[str, Run] = {}
         # Reasons of sandboxes that run no programs until they are below their disk limit again.
         self._full: dict[str, str] = {}
@@ -39,7 +45,7 @@ class ResourceGuard:
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
-    def watch(self, lifecycle: Lifecycle, run: Run, *, before: SandboxRow | None = None) -> None:
+    def watch(self, stopper: RunStopper, run: Run, *, before: SandboxRow | None = None) -> None:
         """Watch a run. Call again when its limits change.
 
         `before` is the row of the sandbox before the run. After one that was stopped for its disk
@@ -48,7 +54,7 @@ class ResourceGuard:
         key = run.jail.state.key
         if before is not None and before.stop_cause == "disk":
             self._full[key] = before.stop_reason or ""
-        self._lifecycles[key], self._runs[key] = lifecycle, run
+        self._stoppers[key], self._runs[key] = stopper, run
         fresh = run.generation == 1 and self._disk.used(key) is None
         read = functools.partial(self._read_quota, key)
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
@@ -65,7 +71,7 @@ class ResourceGuard:
         """Stop watching a run."""
         key = run.jail.state.key
         self._disk.forget(key)
-        self._lifecycles.pop(key, None)
+        self._stoppers.pop(key, None)
         self._runs.pop(key, None)
         self._full.pop(key, None)
 
@@ -119,9 +125,9 @@ class ResourceGuard:
         self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")
 
     def _stop(self, key: str, reason: str, *, cause: StopCause | None = None) -> None:
-        lifecycle = self._lifecycles.get(key)
-        if lifecycle is not None:
-            lifecycle.stop(reason, cause=cause)
+        stopper = self._stoppers.get(key)
+        if stopper is not None:
+            stopper.stop(reason, cause=cause)
 
     def _read_quota(self, key: str) -> TreeUsage | None:
         state = self._storage.quota(key)

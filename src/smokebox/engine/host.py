@@ -15,6 +15,7 @@ from smokebox.engine.backups.backups import Backups
 from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.home import Home, open_home
+from smokebox.engine.images.build.builds import Builds
 from smokebox.engine.images.catalog import ImageCatalog
 from smokebox.engine.images.images import Images
 from smokebox.engine.images.layer_store import LayerStore
@@ -66,6 +67,7 @@ class Host:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._images = Images(context.catalog, on_removed=context.pool.empty)
+        self._builds = Builds(context, self._create_from)
         # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
         # Holds sandboxes with options that the next call applies.
@@ -191,6 +193,11 @@ class Host:
         """The pool of ready jails."""
         return self._context.pool
 
+    @property
+    def builds(self) -> Builds:
+        """Builds of images from Dockerfiles."""
+        return self._builds
+
     async def prime(self) -> None:
         """Fill the pool with jails of the default image and tier."""
         self._check_open()
@@ -290,6 +297,10 @@ class Host:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def _create_from(self, id: str, image: str) -> None:
+        """Create a sandbox from an image, for a build that failed."""
+        await self.create(id, image=image)
 
     async def _close_all(self, *, detach: bool) -> None:
         sandboxes = list(self._sandboxes.values())

@@ -27,6 +27,10 @@ _ID = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 _UID = re.compile(r"0|[1-9][0-9]{0,9}")
+_IMAGE_SOURCES = frozenset(("archive", "dir", "host", "oci", "recipe", "scratch", "snapshot"))
+_IMAGE_NAME = re.compile(
+    r"(?:[a-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -189,3 +193,17 @@ def _shown(value: object) -> str:
 
 def _refuse(option: str, value: object, message: str, hint: str) -> NoReturn:
     raise InvalidOption(message, hint=hint, option=option, value=value)
+
+
+def check_image_name(name: object) -> str:
+    """Return a name to give an image, such as `app:latest` or `registry.test/team/app:1`."""
+    text = name if isinstance(name, str) and len(name) <= 255 else ""
+    if not _IMAGE_NAME.fullmatch(text) or text.partition(":")[0] in _IMAGE_SOURCES:
+        raise InvalidOption(
+            f"{name!r:.300} is not a name for an image.",
+            hint="Use lower-case letters, digits, '.', '_', '-' and '/', and a tag after ':'; the "
+            f"names of image sources are taken: {', '.join(sorted(_IMAGE_SOURCES))}.",
+            option="names",
+            value=name,
+        )
+    return text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from smokebox.client import agent_client as _agent_client
 from smokebox.client import client as _client
+from smokebox.client import image_builds as _image_builds
 from smokebox.client import images as _images
 from smokebox.client import port_socket as _port_socket
 from smokebox.client import process as _process
@@ -32,6 +33,7 @@ __all__ = [
     "Client",
     "CodeStream",
     "ExecStream",
+    "ImageBuilds",
     "Images",
     "Keys",
     "Process",
@@ -98,6 +100,10 @@ class Submission(Facade, of=_agent_client.Submission):
 
 class Backups(Facade, of=_server_resources.Backups):
     """`Client.backups`, without `await`."""
+
+
+class ImageBuilds(Facade, of=_image_builds.ImageBuilds):
+    """`Client.builds`, without `await`."""
 
 
 class Images(Facade, of=_images.Images):

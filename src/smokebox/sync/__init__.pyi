@@ -8,6 +8,8 @@ from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 from smokebox.client.agent_client import AgentEvent, SubmissionResult
 from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
+from smokebox.client.build_context import BuildContext
+from smokebox.client.image_builds import BuildOptions
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.transfer import Progress
 from smokebox.egress.handler import HandlerOption
@@ -18,6 +20,7 @@ from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Backup,
     BackupProgress,
+    BuildEvent,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -457,6 +460,7 @@ class Client:
     keys: Keys
     images: Images
     backups: Backups
+    builds: ImageBuilds
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
     def close(self) -> None: ...
@@ -538,6 +542,24 @@ class Backups:
     def delete(self, backup: Backup | str) -> None: ...
     def get(self, id: str) -> Backup: ...
     def list(self, *, sandbox: str | None = None, prefix: str = "") -> list[Backup]: ...
+
+class ImageBuilds:
+    def build(
+        self,
+        path: str | os.PathLike[str] | BuildContext,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        on_event: Callable[[BuildEvent], None] | None = None,
+        **options: Unpack[BuildOptions],
+    ) -> str: ...
+    def stream(
+        self,
+        path: str | os.PathLike[str] | BuildContext,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        **options: Unpack[BuildOptions],
+    ) -> StreamIterator[BuildEvent]: ...
+    def upload(self, context: BuildContext) -> int: ...
 
 class Images:
     def inspect(self, image: str) -> ImageDetails: ...

@@ -40,6 +40,8 @@ STATUS: dict[type[SmokeboxError], int] = {
     errors.GitError: 422,
     errors.ImageError: 422,
     errors.RegistryError: 422,
+    errors.InvalidDockerfile: 400,
+    errors.BuildFailed: 422,
     errors.MissingDependency: 501,
     errors.ModelError: 502,
     errors.ModelUnavailable: 503,

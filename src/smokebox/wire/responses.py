@@ -28,6 +28,12 @@ class Sandboxes(msgspec.Struct):
     sandboxes: list[SandboxInfo]
 
 
+class MissingContents(msgspec.Struct):
+    """Digests of files that have to be uploaded before a build."""
+
+    digests: list[str]
+
+
 class Sessions(msgspec.Struct):
     """Sessions in order of creation."""
 

@@ -22,16 +22,16 @@ BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 OWN = "/etc/ssl/certs/smokebox.crt"
 
 # `update-ca-certificates` reads this when it writes the bundle again.
-_FOR_UPDATES = "/usr/local/share/ca-certificates/smokebox.crt"
+FOR_UPDATES = "/usr/local/share/ca-certificates/smokebox.crt"
 
 # Bundles of Red Hat, SUSE, Alpine and OpenSSL itself.
-_OTHER_BUNDLES = (
+BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-_KEYSTORES = (
+KEYSTORES = (
     "/etc/ssl/certs/java/cacerts",
     "/etc/pki/java/cacerts",
     "/etc/pki/ca-trust/extracted/java/cacerts",
@@ -64,10 +64,10 @@ VARIABLES = {
 
 def install(files: RootedFiles, pem: bytes) -> None:
     """Make the programs of a sandbox trust an authority. Safe to repeat."""
-    for path in (OWN, _FOR_UPDATES):
+    for path in (OWN, FOR_UPDATES):
         if _read(files, path) != pem:
             _write(files, path, pem)
-    found = {path: content for path in (BUNDLE, *_OTHER_BUNDLES) if (content := _read(files, path))}
+    found = {path: content for path in (BUNDLE, *BUNDLES) if (content := _read(files, path))}
     bundle = next(iter(found.values()), b"")
     for path, content in {BUNDLE: bundle, **found}.items():
         if pem not in content:
@@ -80,7 +80,7 @@ def install(files: RootedFiles, pem: bytes) -> None:
 
 
 def _keystores(files: RootedFiles) -> Iterator[str]:
-    yield from _KEYSTORES
+    yield from KEYSTORES
     for folder in _JAVA_HOMES:
         try:
             names = files.names(folder)

@@ -19,6 +19,7 @@ from smokebox.engine.images.image import Image, ImageConfig, Layer
 from smokebox.engine.images.image_config import DIGEST
 from smokebox.engine.images.layer_folder import missing
 from smokebox.engine.record.rows import (
+    BuildStepRow,
     ImageGrantRow,
     ImageNameRow,
     ImageRow,
@@ -276,14 +277,18 @@ class ImageCatalog:
     async def prune(self, *, unused_for: float = 0.0) -> PruneResult:
         """Remove images without a name that nothing refers to, and layers of no image.
 
+        Cached steps of builds go too.
+
         Args:
-            unused_for: Keep images that were added or used within this number of seconds.
+            unused_for: Keep images and steps that were added or used within so many seconds.
         """
         async with self._lock:
             before = time.time() - unused_for
             while unused := await self._unused(before):
                 # An image that was the base of one of these may be unused next.
                 await self._record.write(*(delete(ImageRow, digest) for digest in unused))
+            steps = [row for row in await self._record.build_steps() if row.used_at <= before]
+            await self._record.write(*(delete(BuildStepRow, one.scope, one.key) for one in steps))
             discarded = self.layer_store.discard(await self._used_layers())
         return await self.layer_store.remove(discarded)
 
@@ -302,7 +307,10 @@ class ImageCatalog:
 
     async def _used_layers(self) -> set[str]:
         images = [_image(row) for row in await self._record.images()]
-        return {layer.id for image in images for layer in image.layers}
+        used = {layer.id for image in images for layer in image.layers}
+        for step in await self._record.build_steps():
+            used.update(id for id, _ in json.loads(step.layers))
+        return used
 
     async def _unused(self, before: float) -> set[str]:
         images = await self._record.images()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from smokebox.engine.record.rows import (
     TABLES,
     BackupRow,
+    BuildStepRow,
     ImageGrantRow,
     ImageNameRow,
     ImageRow,
@@ -134,6 +135,10 @@ class Record:
     async def sandboxes_of(self, digest: str) -> list[SandboxRow]:
         """Return the sandboxes that were created from the image of a digest."""
         return await self._select(SandboxRow, " WHERE digest = ? ORDER BY id", digest)
+
+    async def build_steps(self) -> list[BuildStepRow]:
+        """Return the cached steps of builds of all scopes, the least recently used first."""
+        return await self._select(BuildStepRow, " ORDER BY used_at")
 
     async def aclose(self) -> None:
         """Commit pending changes, and close the file. Safe to repeat."""

@@ -240,6 +240,22 @@ class ImageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildStepRow:
+    """A finished step of a build, which later builds of its scope take instead of running it.
+
+    `layers` are the ids of its layers in the store with their targets, in JSON; a step may have
+    none. `key` hashes all that the step depends on, and `result` is the key of the state after it.
+    """
+
+    scope: str
+    key: str
+    result: str
+    layers: str
+    created_at: float
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageNameRow:
     """A name of an image for the sandboxes whose ids start with `scope`."""
 
@@ -268,6 +284,7 @@ Row: TypeAlias = (
     | ImageRow
     | ImageNameRow
     | ImageGrantRow
+    | BuildStepRow
 )
 R = TypeVar(
     "R",
@@ -282,6 +299,7 @@ R = TypeVar(
     ImageRow,
     ImageNameRow,
     ImageGrantRow,
+    BuildStepRow,
 )
 
 
@@ -358,6 +376,7 @@ TABLES: dict[type[Row], Table] = {
     ImageRow: Table("images", ImageRow, ("digest",)),
     ImageNameRow: Table("image_names", ImageNameRow, ("name", "scope")),
     ImageGrantRow: Table("image_grants", ImageGrantRow, ("digest", "scope")),
+    BuildStepRow: Table("build_steps", BuildStepRow, ("scope", "key")),
 }
 
 

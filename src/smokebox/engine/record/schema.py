@@ -132,6 +132,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX sandboxes_by_digest ON sandboxes (digest)",
     ),
+    (
+        """
+        CREATE TABLE build_steps (
+            scope TEXT NOT NULL, key TEXT NOT NULL, result TEXT NOT NULL, layers TEXT NOT NULL,
+            created_at REAL NOT NULL, used_at REAL NOT NULL,
+            PRIMARY KEY (scope, key)
+        )
+        """,
+    ),
 )
 
 

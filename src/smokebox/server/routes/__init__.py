@@ -5,6 +5,7 @@ from __future__ import annotations
 from smokebox.server.routes import (
     archives,
     backups,
+    builds,
     code,
     exec,
     files,
@@ -43,6 +44,7 @@ _MODULES = (
     archives,
     backups,
     images,
+    builds,
     watches,
     system,
     keys,

@@ -1,0 +1,192 @@
+"""Builds of images on a server, as `Client.builds`: upload what it lacks, and follow the build."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from smokebox.client.build_context import BuildContext, read_context
+from smokebox.egress.layers import split_handlers
+from smokebox.egress.policy import parse_egress
+from smokebox.errors import PathError, ServiceUnavailable, from_os_error
+from smokebox.limits import limits_to_json
+from smokebox.options import refuse_unknown
+from smokebox.types import BuildEvent
+from smokebox.wire.codec import decode
+from smokebox.wire.requests import BuildImage, FindContents
+from smokebox.wire.responses import MissingContents
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+    from smokebox.client.transport import Transport
+    from smokebox.egress.policy import EgressOption
+    from smokebox.limits import Limits
+
+_UPLOADS_AT_ONCE = 4
+_CHUNK = 1 << 20
+# Digests of one question to the server.
+_BATCH = 5000
+
+
+class BuildOptions(TypedDict, total=False):
+    """Options of a build.
+
+    Attributes:
+        names: Names of the image, such as "app:latest".
+        build_args: Values of ARG.
+        target: Stage to build; by default the last one.
+        platform: Platform of the image; only that of the server's host is possible.
+        secrets: Contents of `RUN --mount=type=secret`, by id.
+        no_cache: Run every step again.
+        keep: Leave a sandbox with the files of a RUN that fails; the error names it.
+        mirrors: Let RUN use the package mirrors that the server's host is configured for.
+        timeout: Seconds for the whole build.
+        limits: Limits of each step.
+        egress: What RUN and ADD may reach; by default nothing.
+    """
+
+    names: Sequence[str]
+    build_args: Mapping[str, str]
+    target: str | None
+    platform: str | None
+    secrets: Mapping[str, str | bytes]
+    no_cache: bool
+    keep: bool
+    mirrors: bool
+    timeout: float | None
+    limits: Limits | str | Mapping[str, object] | None
+    egress: EgressOption | None
+
+
+class ImageBuilds:
+    """Builds of one server, as `Client.builds`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def build(
+        self,
+        path: str | os.PathLike[str] | BuildContext,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        on_event: Callable[[BuildEvent], None] | None = None,
+        **options: Unpack[BuildOptions],
+    ) -> str:
+        """Build an image, and return its digest, which `image=` takes.
+
+        Args:
+            path: A directory with a Dockerfile, or a Dockerfile.
+            file: The Dockerfile, if it is not `Dockerfile` in the directory.
+            on_event: Called with each event.
+            **options: See `BuildOptions`.
+
+        Raises:
+            InvalidDockerfile: The Dockerfile is not valid.
+            BuildFailed: An instruction failed; `output` has the end of its output.
+            PathError: A file of the context cannot be read.
+        """
+        digest = ""
+        events = self.stream(path, file=file, **options)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if on_event is not None:
+                    on_event(event)
+                digest = event.digest or digest
+        return digest
+
+    async def stream(
+        self,
+        path: str | os.PathLike[str] | BuildContext,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        **options: Unpack[BuildOptions],
+    ) -> AsyncGenerator[BuildEvent, None]:
+        """Build an image, and yield its progress. Closing the generator kills the build."""
+        refuse_unknown("build()", options, BuildOptions.__annotations__)
+        if isinstance(path, BuildContext):
+            context = path
+        else:
+            context = await asyncio.to_thread(read_context, path, file=file)
+        body = _body(context, options)
+        await self.upload(context)
+        events = self._transport.events("POST", "/builds", body=body)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.name in ("progress", "image"):
+                    yield decode(BuildEvent, event.data)
+                if event.name == "image":
+                    return
+        raise ServiceUnavailable(
+            "the connection to the server ended before the build did.",
+            hint="Build again: finished steps are in the cache.",
+            service="server",
+        )
+
+    async def upload(self, context: BuildContext) -> int:
+        """Upload the contents that the server lacks, and return their number."""
+        digests = sorted(context.contents)
+        missing: list[str] = []
+        for start in range(0, len(digests), _BATCH):
+            found = await self._transport.request(
+                MissingContents,
+                "POST",
+                "/builds/contents",
+                body=FindContents(digests=digests[start : start + _BATCH]),
+            )
+            missing += found.digests
+        slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+
+        async def send(digest: str) -> None:
+            async with slots:
+                path = context.contents[digest]
+                await self._transport.request(
+                    type(None),
+                    "PUT",
+                    "/builds/contents",
+                    query={"digest": digest},
+                    data=_chunks(path),
+                    timeout=None,
+                )
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for digest in missing:
+                    group.create_task(send(digest))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return len(missing)
+
+
+async def _chunks(path: str) -> AsyncGenerator[bytes, None]:
+    try:
+        file = await asyncio.to_thread(open, path, "rb")
+        with file:
+            while chunk := await asyncio.to_thread(file.read, _CHUNK):
+                yield chunk
+    except OSError as error:
+        if isinstance(error, PathError):
+            raise
+        raise from_os_error(error, path) from error
+
+
+def _body(context: BuildContext, options: BuildOptions) -> BuildImage:
+    passed = {name: value for name, value in options.items() if value is not None}
+    secrets = options.get("secrets") or {}
+    passed["secrets"] = {
+        id: value.encode() if isinstance(value, str) else value for id, value in secrets.items()
+    }
+    passed["names"] = list(options.get("names") or ())
+    passed["build_args"] = dict(options.get("build_args") or {})
+    if (egress := options.get("egress")) is not None:
+        passed["egress"] = dict(split_handlers(parse_egress(egress)).settings)
+    if (limits := options.get("limits")) is not None:
+        passed["limits"] = limits if isinstance(limits, str) else limits_to_json(limits)
+    return BuildImage(
+        dockerfile=context.dockerfile,
+        file=context.file,
+        context=list(context.entries),
+        **passed,  # type: ignore[arg-type]
+    )
