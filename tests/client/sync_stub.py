@@ -58,6 +58,8 @@ from smokebox.types import (
     RestoredBackup,
     SandboxInfo,
     SandboxStats,
+    Snapshot,
+    SnapshotDiff,
     SessionInfo,
     TerminalInfo,
     WatchEvent,
@@ -81,7 +83,7 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys", "backups: Backups"],
+    "Client": ["keys: Keys", "backups: Backups", "snapshots: Snapshots"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submission": ["id: str", "target_id: str | None"],
 }

@@ -79,6 +79,8 @@ COMMANDS = {
     "unmount": CommandEntry("files", "unmount", SANDBOXES),
     "net": CommandEntry("net", "net", SANDBOXES),
     "backup": CommandEntry("backups", "backup", SANDBOXES),
+    "snapshot": CommandEntry("snapshots", "snapshot", SANDBOXES),
+    "fork": CommandEntry("snapshots", "fork", SANDBOXES),
     "sleep": CommandEntry("sandboxes", "sleep", SANDBOXES),
     "wake": CommandEntry("sandboxes", "wake", SANDBOXES),
     "rm": CommandEntry("sandboxes", "rm", SANDBOXES),

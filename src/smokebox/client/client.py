@@ -12,7 +12,7 @@ import msgspec
 from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
 from smokebox.client.sandbox import Sandbox
-from smokebox.client.server_resources import Backups, Keys
+from smokebox.client.server_resources import Backups, Keys, Snapshots
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
@@ -41,6 +41,7 @@ class Client:
         self._transport = transport
         self.keys = Keys(transport)
         self.backups = Backups(transport)
+        self.snapshots = Snapshots(transport)
 
     @property
     def url(self) -> str:

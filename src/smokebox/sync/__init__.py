@@ -35,6 +35,7 @@ __all__ = [
     "Process",
     "Sandbox",
     "ShellSession",
+    "Snapshots",
     "StreamIterator",
     "Submission",
     "Terminal",
@@ -96,6 +97,10 @@ class Submission(Facade, of=_agent_client.Submission):
 
 class Backups(Facade, of=_server_resources.Backups):
     """`Client.backups`, without `await`."""
+
+
+class Snapshots(Facade, of=_server_resources.Snapshots):
+    """`Client.snapshots`, without `await`."""
 
 
 class Keys(Facade, of=_server_resources.Keys):

@@ -17,6 +17,7 @@ from smokebox.types import (
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
+    Snapshot,
     TerminalInfo,
 )
 
@@ -73,6 +74,12 @@ class BackupsUnderWay(msgspec.Struct):
     """Backups that are being made or restored, in order of their requests."""
 
     progress: list[BackupProgress]
+
+
+class Snapshots(msgspec.Struct):
+    """Snapshots, oldest first."""
+
+    snapshots: list[Snapshot]
 
 
 class PreviewUrl(msgspec.Struct):
