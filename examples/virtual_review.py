@@ -33,7 +33,7 @@ async def main() -> None:
     sandbox = virtual(files=FILES, limits=VirtualLimits(wall_time=10))
     await review(sandbox)
 
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     change = await fork.exec(
         "cp -r app before; "
         "sed -i \"s/^PASSWORD = .*/PASSWORD = os.environ['MAIL_PASSWORD']/\" app/mail.py; "

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from smokebox.limits import ProcessLimits as ProcessLimits
     from smokebox.runtime.stream import ExecStream as ExecStream
     from smokebox.sandbox.api import SandboxApi as SandboxApi
+    from smokebox.sandbox.api import SnapshotApi as SnapshotApi
     from smokebox.sandbox.bucket import bucket as bucket
     from smokebox.sandbox.bucket import get_virtual_sandbox as get_virtual_sandbox
     from smokebox.sandbox.code import CodeStream as CodeStream
@@ -84,6 +85,7 @@ _MODULES = {
     "ProcessLimits": "smokebox.limits",
     "Sandbox": "smokebox.client.sandbox",
     "SandboxApi": "smokebox.sandbox.api",
+    "SnapshotApi": "smokebox.sandbox.api",
     "SandboxSettings": "smokebox.client.settings",
     "Session": "smokebox.agents.session",
     "ShellSession": "smokebox.client.shell_session",

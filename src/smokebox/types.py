@@ -84,7 +84,8 @@ class Capabilities:
 
     `commands` lists the available programs; None if they are not known in advance.
     `max_output` limits one stream, also of `exec_stream`; a limit of None is no limit.
-    `refused_in_names` has the characters that file names cannot contain. The conformance
+    `refused_in_names` has the characters that file names cannot contain. With `snapshots`, it has
+    the methods of `SnapshotApi`. The conformance
     suite reads the fields from `processes` on.
     """
 
@@ -101,6 +102,7 @@ class Capabilities:
     file_modes: bool = True
     max_file_size: int | None = None
     max_output: int | None = None
+    snapshots: bool = False
 
     def describe(self) -> str:
         """Return two lines that describe the sandbox and its commands to a model."""
@@ -119,7 +121,7 @@ class SandboxInfo:
     `limits` has every limit by name; None is no limit. `stop_reason` is why its last run ended.
     `expires_at` is when its lifetime is over and it is destroyed; None for never.
     `disk_enforcement` is "quota" or "pool" where the kernel enforces the disk limit, "measured"
-    where the engine does.
+    where the engine does. `snapshot` is the id of the snapshot that it was created from.
     """
 
     id: str
@@ -140,6 +142,7 @@ class SandboxInfo:
     user: str
     stop_reason: str | None
     expires_at: float | None = None
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,6 +450,42 @@ class BackupProgress:
 
 
 NetworkVerdict = Literal["forwarded", "answered", "tunnelled", "resolved", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The files of a whole sandbox at one moment. Times are seconds since the epoch.
+
+    `size` and `files` are those that changed since the snapshot `parent`, or since the image was
+    started.
+    """
+
+    id: str
+    sandbox_id: str
+    name: str | None
+    description: str
+    parent: str | None
+    image: str
+    labels: dict[str, str]
+    size: int
+    files: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiff:
+    """Paths of files that differ between two states of a sandbox, sorted.
+
+    A changed file has another content, type, mode or owner; `texts` has unified diffs of changed
+    text files by path, if they were requested. Diffs with more paths than are listed are not
+    `complete`.
+    """
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+    texts: dict[str, str]
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

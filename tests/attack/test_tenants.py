@@ -103,6 +103,8 @@ class World:
             assert (await fetch(self.victim.get(f"{url}/{path}"))).status == 200, path
         backup = f"/api/backups/{self.parts['backup']}"
         assert (await fetch(self.victim.get(backup))).status == 200
+        snapshot = f"/api/snapshots/{self.parts['snapshot']}"
+        assert (await fetch(self.victim.get(snapshot))).status == 200
         assert [key["name"] for key in (await self.keys())[:1]] == ["victim"]
 
     async def keys(self) -> list[dict[str, Any]]:
@@ -147,6 +149,7 @@ async def create_objects(victim: aiohttp.ClientSession) -> dict[str, str]:
         made = await fetch(victim.post(f"{url}/{path}", json=body))
         assert made.status in (200, 201), (path, made)
     backup = (await fetch(victim.post(f"{url}/backups", json={}))).body["id"]
+    snapshot = (await fetch(victim.post(f"{url}/snapshots", json={}))).body["id"]
     return {
         "session": "s",
         "terminal": "t",
@@ -154,6 +157,7 @@ async def create_objects(victim: aiohttp.ClientSession) -> dict[str, str]:
         "context": "c",
         "port": "8080",
         "backup": backup,
+        "snapshot": snapshot,
     }
 
 

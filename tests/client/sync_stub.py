@@ -67,6 +67,8 @@ from smokebox.types import (
     RestoredBackup,
     SandboxInfo,
     SandboxStats,
+    Snapshot,
+    SnapshotDiff,
     SessionInfo,
     TerminalInfo,
     WatchEvent,
@@ -90,7 +92,13 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys", "images: Images", "backups: Backups", "builds: ImageBuilds"],
+    "Client": [
+        "keys: Keys",
+        "images: Images",
+        "backups: Backups",
+        "builds: ImageBuilds",
+        "snapshots: Snapshots",
+    ],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submission": ["id: str", "target_id: str | None"],
 }

@@ -23,6 +23,7 @@ from smokebox.errors import (
     ServiceUnavailable,
     SmokeboxError,
 )
+from smokebox.sandbox.bucket import BucketSandbox
 from smokebox.sandbox.conformance import SandboxSuite
 from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 from smokebox.testing import SeaweedServer
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
     from pathlib import Path
 
-    from smokebox.sandbox.bucket import BucketSandbox
 
 SECRET = "kept-outside-0123456789"
 
@@ -205,7 +205,8 @@ async def test_root_of_the_bucket_is_never_removed(sandbox: BucketSandbox, store
 
 async def test_fork_shares_the_bucket_and_not_the_shell(sandbox: BucketSandbox) -> None:
     await output(sandbox, "x=1; echo shared > f")
-    async with await sandbox.fork() as forked:
+    async with (await sandbox.fork())[0] as forked:
+        assert isinstance(forked, BucketSandbox)
         assert await output(forked, "x=2; cat f; echo $x") == "shared\n2\n"
         assert (await forked.capabilities()).sandbox == "bucket"
     assert await output(sandbox, "echo $x; cat f") == "1\nshared\n"

@@ -80,6 +80,8 @@ COMMANDS = {
     "net": CommandEntry("net", "net", SANDBOXES),
     "images": CommandEntry("images", "images", SANDBOXES),
     "backup": CommandEntry("backups", "backup", SANDBOXES),
+    "snapshot": CommandEntry("snapshots", "snapshot", SANDBOXES),
+    "fork": CommandEntry("snapshots", "fork", SANDBOXES),
     "sleep": CommandEntry("sandboxes", "sleep", SANDBOXES),
     "wake": CommandEntry("sandboxes", "wake", SANDBOXES),
     "rm": CommandEntry("sandboxes", "rm", SANDBOXES),

@@ -15,7 +15,7 @@ from smokebox.client.image_builds import ImageBuilds
 from smokebox.client.images import Images, with_own_credentials
 from smokebox.client.sandbox import Sandbox
 from smokebox.client.sandbox_connection import with_built_image
-from smokebox.client.server_resources import Backups, Keys
+from smokebox.client.server_resources import Backups, Keys, Snapshots
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
@@ -47,6 +47,7 @@ class Client:
         self.backups = Backups(transport)
         self.images = Images(transport)
         self.builds = ImageBuilds(transport)
+        self.snapshots = Snapshots(transport)
 
     @property
     def url(self) -> str:

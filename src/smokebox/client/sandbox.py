@@ -8,6 +8,7 @@ from smokebox.client.sandbox_commands import SandboxCommands
 from smokebox.client.sandbox_connection import SandboxConnection
 from smokebox.client.sandbox_files import SandboxFiles
 from smokebox.client.sandbox_network import SandboxNetwork
+from smokebox.client.sandbox_snapshots import SandboxSnapshots
 from smokebox.client.sandbox_storage import SandboxStorage
 from smokebox.client.settings import (
     ParsedSettings,
@@ -18,16 +19,16 @@ from smokebox.client.settings import (
 )
 from smokebox.errors import NotFound
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
+from smokebox.wire.requests import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
-    from smokebox.wire.requests import Settings
 
 
-class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxNetwork):
+class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, SandboxNetwork):
     """One Linux sandbox by its id. Nothing starts until the first call.
 
     `get_sandbox` returns a handle; handles are cheap, and several may share one id. `create`
@@ -150,6 +151,11 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxNetwork):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _of(self, id: str) -> Self:
+        connection = self._connection
+        # Its settings are those of this sandbox: none have to be sent.
+        return type(self)(id, connection.transport, Settings(), connection.channel.handlers)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} at {self._connection.transport.address}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.client.sandbox_connection import path_segment
-from smokebox.types import Backup
+from smokebox.types import Backup, Snapshot, SnapshotDiff
 from smokebox.wire import responses
 from smokebox.wire.requests import CreateKey
 from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
@@ -45,6 +45,54 @@ class Backups:
     async def delete(self, backup: Backup | str) -> None:
         """Delete a backup. Safe to repeat."""
         path = f"/backups/{backup_segment(backup)}"
+        await self._transport.request(type(None), "DELETE", path, timeout=None)
+
+
+class Snapshots:
+    """Snapshots of one server, including those of destroyed sandboxes, as `Client.snapshots`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(self, *, sandbox: str | None = None, prefix: str = "") -> list[Snapshot]:
+        """Return snapshots, oldest first.
+
+        Args:
+            sandbox: Only those of the sandbox of this id.
+            prefix: Only those of sandboxes whose ids start with this.
+        """
+        query = {"sandbox": sandbox, "prefix": prefix}
+        return (
+            await self._transport.request(responses.Snapshots, "GET", "/snapshots", query=query)
+        ).snapshots
+
+    async def get(self, name: str) -> Snapshot:
+        """Return a snapshot by its id or name.
+
+        Raises:
+            NotFound: There is no such snapshot.
+        """
+        return await self._transport.request(
+            Snapshot, "GET", f"/snapshots/{snapshot_segment(name)}"
+        )
+
+    async def diff(
+        self, before: Snapshot | str, after: Snapshot | str, *, texts: bool = False
+    ) -> SnapshotDiff:
+        """Return the paths that differ between two snapshots of one image.
+
+        Args:
+            before: The earlier snapshot, or its id or name.
+            after: The later one.
+            texts: Return the changed lines of text files too.
+        """
+        query = {"to": after.id if isinstance(after, Snapshot) else after, "texts": _flag(texts)}
+        path = f"/snapshots/{snapshot_segment(before)}/diff"
+        return await self._transport.request(SnapshotDiff, "GET", path, query=query, timeout=None)
+
+    async def delete(self, snapshot: Snapshot | str) -> None:
+        """Delete a snapshot. Safe to repeat; sandboxes created from it keep their files."""
+        path = f"/snapshots/{snapshot_segment(snapshot)}"
         await self._transport.request(type(None), "DELETE", path, timeout=None)
 
 
@@ -114,3 +162,12 @@ class Keys:
 def backup_segment(backup: Backup | str) -> str:
     """Return the id of a backup as a segment of a path."""
     return path_segment("backup", backup.id if isinstance(backup, Backup) else backup)
+
+
+def snapshot_segment(snapshot: Snapshot | str) -> str:
+    """Return the id or name of a snapshot as a segment of a path."""
+    return path_segment("snapshot", snapshot.id if isinstance(snapshot, Snapshot) else snapshot)
+
+
+def _flag(value: bool) -> str | None:
+    return "true" if value else None

@@ -39,6 +39,7 @@ class SandboxSettings(TypedDict, total=False):
         cwd: Absolute directory that commands and relative paths start in.
         user: User that commands run as.
         egress: What it may reach: an `Egress`, or a list of allowed hosts.
+        snapshot: Id or name of a snapshot to create it from; `image="snapshot:NAME"` says the same.
     """
 
     image: str | Image | None
@@ -53,6 +54,7 @@ class SandboxSettings(TypedDict, total=False):
     cwd: str | None
     user: str | None
     egress: EgressOption | None
+    snapshot: str | None
 
 
 NAMES = frozenset(Settings.__struct_fields__)
@@ -165,9 +167,9 @@ def declared(kind: type) -> dict[str, Any]:
     }
     moved = {name: hint for name, hint in moved_options().items() if name not in _OUTBOUND}
     refuse_unknown(f"class {kind.__name__}", own, {*NAMES, *_OUTBOUND}, moved)
-    if "cwd" in own:
-        # Keep the handle's `cwd` property, which knows the directory of the running sandbox.
-        delattr(kind, "cwd")
+    # Keep the handle's `cwd`, which knows the directory of the running sandbox, and `snapshot()`.
+    for name in {"cwd", "snapshot"} & own.keys():
+        delattr(kind, name)
     return own
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from smokebox.engine.pool import JailPool
     from smokebox.engine.record.record import Record
     from smokebox.engine.sandbox_storage import SandboxStorage
+    from smokebox.engine.snapshots.snapshots import Snapshots
     from smokebox.engine.workers import Workers
     from smokebox.isolation import Tier
     from smokebox.limits import Limits
@@ -75,6 +76,7 @@ class EngineContext:
     guard: ResourceGuard
     pool: JailPool
     backups: Backups
+    snapshots: Snapshots
     tag: str
     admit: Admission = admit_all
     load_handler: HandlerLoader = load_handler

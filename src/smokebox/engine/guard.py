@@ -38,6 +38,8 @@ class ResourceGuard:
         self._runs: dict[str, Run] = {}
         # Reasons of sandboxes that run no programs until they are below their disk limit again.
         self._full: dict[str, str] = {}
+        # Bytes of snapshots, by the id of their sandbox.
+        self._stored: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -55,13 +57,27 @@ class ResourceGuard:
         if before is not None and before.stop_cause == "disk":
             self._full[key] = before.stop_reason or ""
         self._stoppers[key], self._runs[key] = stopper, run
+        self._watch_disk(run)
+
+    def set_stored(self, id: str, stored: int) -> None:
+        """Set the bytes of the snapshots of a sandbox, which count against its disk limit."""
+        self._stored[id] = stored
+        for run in self._runs.values():
+            if run.id == id:
+                self._watch_disk(run)
+                return
+
+    def _watch_disk(self, run: Run) -> None:
+        key, limit = run.jail.state.key, run.limits.disk
+        if limit is not None:
+            limit = max(limit - self._stored.get(run.id, 0), 0)
         fresh = run.generation == 1 and self._disk.used(key) is None
         read = functools.partial(self._read_quota, key)
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
         self._disk.watch(
             key,
             f"{run.directory}/data",
-            run.limits.disk,
+            limit,
             fresh=fresh,
             pids=run.jail.pids,
             read=read if read() is not None else None,
@@ -74,6 +90,7 @@ class ResourceGuard:
         self._stoppers.pop(key, None)
         self._runs.pop(key, None)
         self._full.pop(key, None)
+        self._stored.pop(run.id, None)
 
     def budget(self, run: Run) -> DiskBudget:
         """Return a budget for one write of the engine, which its caller closes."""

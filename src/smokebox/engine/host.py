@@ -27,19 +27,28 @@ from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.names import check_id, check_labels, random_id
-from smokebox.engine.options import DEFAULT_IMAGE, SandboxOptions, parse_options
+from smokebox.engine.options import (
+    DEFAULT_IMAGE,
+    CheckedOptions,
+    SandboxOptions,
+    parse_options,
+)
 from smokebox.engine.pool import JailPool
 from smokebox.engine.quota.storage_pool import parse_pool_size
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sandbox import Sandbox, info_of
 from smokebox.engine.sandbox_storage import SandboxStorage, open_storage
+from smokebox.engine.snapshots.forks import fork_ids, no_memory
+from smokebox.engine.snapshots.snapshots import Snapshots
 from smokebox.engine.workers import Workers
 from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.isolation import check_tier
 from smokebox.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    import builtins
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     from smokebox.egress.handler import HandlerLoader
     from smokebox.engine.context import Admission
@@ -184,6 +193,11 @@ class Host:
         return self._context.backups
 
     @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots of all sandboxes, including destroyed ones."""
+        return self._context.snapshots
+
+    @property
     def traffic(self) -> TrafficTotals:
         """Network traffic totals of all sandboxes."""
         return self._context.traffic
@@ -244,6 +258,46 @@ class Host:
         await sandbox.wake()
         return sandbox
 
+    async def fork(
+        self,
+        id: str,
+        count: int = 1,
+        *,
+        ids: Sequence[str] | None = None,
+        memory: bool = False,
+    ) -> builtins.list[Sandbox]:
+        """Create sandboxes that go on from the present state of one: all of them, or none.
+
+        They start with their first call. See `SandboxSnapshots.fork`.
+
+        Args:
+            id: Id of the sandbox.
+            count: Number of forks.
+            ids: Their ids; by default that of the sandbox with random suffixes.
+            memory: Copy running processes too, which no tier can do.
+
+        Raises:
+            NotFound: The sandbox does not exist.
+            Conflict: An id is taken.
+            Unsupported: `memory` is set.
+        """
+        if memory:
+            raise no_memory(id)
+        chosen = fork_ids(id, count, ids)
+        source = self.sandbox(id)
+        row = await source.snapshots.row()
+        options = CheckedOptions(image=row.image, tier=check_tier(row.tier), limits=row.limits)
+        async with contextlib.AsyncExitStack() as stack:
+            limits = {}
+            for one in chosen:
+                admitted = await stack.enter_async_context(self._context.admit(one, options))
+                limits[one] = admitted.limits or row.limits
+            for fork in await source.snapshots.fork(limits):
+                self._context.expirations.set(fork.id, fork.expires_at)
+                if fork.settings.cwd != DEFAULT_CWD:
+                    self._context.cwds[fork.id] = fork.settings.cwd
+        return [self.sandbox(one) for one in chosen]
+
     async def list(
         self,
         *,
@@ -284,6 +338,7 @@ class Host:
             stack.callback(self._context.catalog.layer_store.close)
             stack.push_async_callback(self._context.record.aclose)
             stack.push_async_callback(self._context.backups.aclose)
+            stack.push_async_callback(self._context.snapshots.aclose)
             for jailer in self._context.jailers.values():
                 stack.push_async_callback(jailer.aclose)
             stack.push_async_callback(self._context.pool.aclose)
@@ -313,6 +368,7 @@ class Host:
         """
         await self._context.backups.take_over()
         await self._context.catalog.sweep()
+        await self._context.snapshots.take_over()
         rows = await self._context.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
         self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
@@ -389,6 +445,7 @@ def _build_context(
         "namespaces": NamespaceJailer(),
         "gvisor": GvisorJailer(os.path.join(layers, "interpreter")),
     }
+    guard = ResourceGuard(storage)
     context = EngineContext(
         home=home,
         storage=storage,
@@ -399,7 +456,7 @@ def _build_context(
         jailers=jailers,
         tier=tier,
         workers=Workers(),
-        guard=ResourceGuard(storage),
+        guard=guard,
         pool=JailPool(
             pool,
             new_spec=lambda image: context.spec(context.key(), image, Limits()),
@@ -407,6 +464,7 @@ def _build_context(
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,
+        snapshots=Snapshots(record, home, storage, image_store, guard),
         tag=tag_of(home.path),
         admit=admit,
         load_handler=load_handler,

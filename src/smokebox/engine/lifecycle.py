@@ -31,7 +31,7 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine.context import EngineContext
@@ -156,6 +156,19 @@ class Lifecycle:
         """End the current run and keep the files."""
         await asyncio.shield(self._spawn(self._sleep()))
 
+    async def change_files(
+        self,
+        change: Callable[[SandboxRow], Awaitable[SandboxRow]],
+        *,
+        reason: str | None = None,
+    ) -> bool:
+        """Work on the files of a sandbox while nothing can start it.
+
+        With a `reason`, its run is ended first; without, nothing happens and False is returned if
+        it runs. `change` gets the row, and returns it as it has recorded it.
+        """
+        return await asyncio.shield(self._spawn(self._change_files(change, reason)))
+
     def stop(self, reason: str, *, cause: StopCause | None = None) -> None:
         """End the current run because it exceeded a limit or is broken."""
         if self._run is not None:
@@ -186,7 +199,7 @@ class Lifecycle:
                 await self._clean_up_dead(row, CRASHED)
                 return
             try:
-                image = await startup.find_image(self._context, row.id, row)
+                image = await startup.image_of(self._context, row)
                 await self._confine(row)
                 self._run = await startup.as_run(self._context, row, jail, image)
                 await leftovers.sweep_running(self._run, self._context.workers)
@@ -259,7 +272,31 @@ class Lifecycle:
 
     async def _confine(self, row: SandboxRow) -> None:
         """Let the kernel enforce the disk limit, where it can."""
-        await asyncio.to_thread(self._context.storage.confine, row.key, row.limits.disk)
+        disk = await self._context.snapshots.disk_limit(row.id, row.limits.disk)
+        await asyncio.to_thread(self._context.storage.confine, row.key, disk)
+
+    async def _change_files(
+        self, change: Callable[[SandboxRow], Awaitable[SandboxRow]], reason: str | None
+    ) -> bool:
+        async with self._lock:
+            self._check_open()
+            if self._run is not None and self._run.jail.alive and reason is None:
+                return False
+            if self._run is not None:
+                await self._end(reason or await self._death_reason(self._run.jail))
+            await self._apply_pending()
+            if self._row is None or self._row.status == "destroying":
+                raise self._destroyed()
+            self._row = await change(self._row)
+            return True
+
+    def _destroyed(self) -> SandboxGone:
+        return SandboxGone(
+            f"sandbox {self.id} was destroyed meanwhile.",
+            hint="Repeat the call: it creates a new sandbox.",
+            reason=DESTROYED,
+            sandbox_id=self.id,
+        )
 
     def _is_current(self, jail: Jail) -> bool:
         return self._run is not None and self._run.jail is jail
@@ -281,12 +318,7 @@ class Lifecycle:
             self._check_open()
             await self._apply_pending()
             if self._row is None:
-                raise SandboxGone(
-                    f"sandbox {self.id} was destroyed meanwhile.",
-                    hint="Repeat the call: it creates a new sandbox.",
-                    reason=DESTROYED,
-                    sandbox_id=self.id,
-                )
+                raise self._destroyed()
             await self._rewrite(self._row, change(self._row))
 
     async def _rewrite(self, row: SandboxRow, changed: SandboxRow) -> None:
@@ -424,6 +456,8 @@ class Lifecycle:
             await jail.kill()
         await self._context.remove(row.key)
         await self._context.record.write(delete(SandboxRow, self.id))
+        if row.layers:
+            self._context.snapshots.spawn(self._context.snapshots.collect())
         self._row = None
         self._context.expirations.set(self.id, None)
         self._on_destroyed()

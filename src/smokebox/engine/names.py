@@ -32,6 +32,7 @@ _IMAGE_NAME = re.compile(
     r"(?:[a-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
 )
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?")
+_SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]{32}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -73,6 +74,19 @@ def check_terminal_id(id: object) -> str:
 def check_context_id(id: object) -> str:
     """Return `id` if it is a valid code context id."""
     return _name("context", "a context id", id)
+
+
+def check_snapshot_name(name: object) -> str:
+    """Return `name` if it is a valid name of a snapshot, and not an id."""
+    text = _name("name", "the name of a snapshot", name)
+    if is_snapshot_id(text):
+        _refuse("name", text, f"{text!r} is an id of a snapshot.", "Choose a name for people.")
+    return text
+
+
+def is_snapshot_id(text: str | None) -> bool:
+    """Return whether a text is the id of a snapshot, and not a name."""
+    return text is not None and _SNAPSHOT_ID.fullmatch(text) is not None
 
 
 def check_port(port: object, *, option: str = "port") -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from smokebox.egress.layers import EgressLayers, SplitPolicy, split_handlers
 from smokebox.egress.policy import EgressOption, moved_options, parse_egress
-from smokebox.engine.names import check_labels, check_user
+from smokebox.engine.names import check_labels, check_user, is_snapshot_id
 from smokebox.engine.record.rows import RunSettings, SandboxRow
 from smokebox.errors import Conflict, InvalidOption
 from smokebox.foundation.paths import check_path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from smokebox.engine.images.image import Image
+    from smokebox.engine.record.rows import SnapshotRow
     from smokebox.isolation import Tier
 
 DEFAULT_IMAGE = "host"
@@ -29,6 +30,7 @@ _ENDLESS = {
     "sleep_after": "to never sleep, pass keep_alive=True",
     "lifetime": "leave it out for a sandbox without end",
 }
+SNAPSHOT_PREFIX = "snapshot:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class CheckedOptions:
     cwd: str | None = None
     user: str | None = None
     egress: SplitPolicy | None = None
+    snapshot: str | None = None
 
     @property
     def empty(self) -> bool:
@@ -67,22 +70,39 @@ class CheckedOptions:
             return current
         return current.with_settings(self.egress.settings, self.egress.granted)
 
-    def row(self, id: str, *, key: str, image: Image, tier: Tier, user: str) -> SandboxRow:
-        """Return the row of a new sandbox, with defaults from the image and the default user."""
+    def row(
+        self,
+        id: str,
+        *,
+        key: str,
+        image: Image,
+        tier: Tier,
+        user: str,
+        origin: SnapshotRow | None = None,
+    ) -> SandboxRow:
+        """Return the row of a new sandbox, with defaults from the image, or from a snapshot.
+
+        `user` is the default user.
+        """
         at = time.time()
+        settings = RunSettings(cwd=image.cwd, user=user)
+        if origin is not None:
+            settings = RunSettings(cwd=origin.settings.cwd, user=origin.settings.user)
         return SandboxRow(
             id=id,
             key=key,
-            image=self.image or DEFAULT_IMAGE,
+            image=origin.image if origin is not None else self.image or DEFAULT_IMAGE,
             digest=image.digest,
             tier=tier,
             created_at=at,
             last_active_at=at,
             limits=self.limits or Limits(),
-            env=self.env or {},
+            env={**(origin.env if origin is not None else {}), **(self.env or {})},
             labels=self.labels or {},
-            settings=self.settings(RunSettings(cwd=image.cwd, user=user)),
+            settings=self.settings(settings),
             egress=self.layers(EgressLayers()),
+            layers=origin.layers if origin is not None else (),
+            snapshot=origin.id if origin is not None else "",
         )
 
     def change(self, row: SandboxRow) -> SandboxRow:
@@ -98,6 +118,13 @@ class CheckedOptions:
                     kind=name,
                     name=row.id,
                 )
+        if self.snapshot not in (None, row.snapshot) and is_snapshot_id(self.snapshot):
+            raise Conflict(
+                f"sandbox {row.id} exists, and was not created from snapshot {self.snapshot}.",
+                hint="Restore the snapshot in it, destroy it first, or use another id.",
+                kind="snapshot",
+                name=row.id,
+            )
         return replace(
             row,
             limits=self.limits or row.limits,
@@ -120,7 +147,8 @@ class SandboxOptions(TypedDict, total=False):
     before the sandbox sleeps, in seconds or as "30s", "10m", "2h"; `keep_alive` disables it.
     After its `lifetime`, counted from its creation, a sandbox is destroyed, in use or not; by
     default it has no end. An `ephemeral` sandbox loses its files when it sleeps. `egress` is the
-    network policy, by default no access; changes made at run time stay.
+    network policy, by default no access; changes made at run time stay. `snapshot` is the id or
+    name of a snapshot to create it from, which `image="snapshot:NAME"` says too.
     """
 
     image: str
@@ -135,12 +163,13 @@ class SandboxOptions(TypedDict, total=False):
     cwd: str
     user: str
     egress: EgressOption
+    snapshot: str
 
 
 def parse_options(where: str, options: SandboxOptions) -> CheckedOptions:
     """Check the options of a user. An option that is None counts as not passed."""
     refuse_unknown(where, options, SandboxOptions.__annotations__, moved_options())
-    passed = {name: value for name, value in options.items() if value is not None}
+    passed = split_image({name: value for name, value in options.items() if value is not None})
     checked = CheckedOptions(
         **{name: check(passed[name]) for name, check in _CHECKS.items() if name in passed}
     )
@@ -194,6 +223,35 @@ def _image(value: object) -> str:
     )
 
 
+def split_image(passed: dict[str, object]) -> dict[str, object]:
+    """Return options with `snapshot` in the place of an image `snapshot:NAME`."""
+    image = passed.get("image")
+    if isinstance(image, str) and image.startswith(SNAPSHOT_PREFIX):
+        name = image.removeprefix(SNAPSHOT_PREFIX)
+        del passed["image"]
+        if passed.setdefault("snapshot", name) == name:
+            return passed
+    elif image is None or "snapshot" not in passed:
+        return passed
+    raise InvalidOption(
+        f"a sandbox is created from an image or from a snapshot, and image is {image!r:.80}.",
+        hint="A snapshot has the image that it was made of: leave image out.",
+        option="image",
+        value=image,
+    )
+
+
+def _snapshot(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise InvalidOption(
+        f"snapshot must be the id or the name of a snapshot, not {value!r:.80}.",
+        hint="Pass for example snapshot='after-setup'.",
+        option="snapshot",
+        value=value,
+    )
+
+
 def _cwd(value: str) -> str:
     if not check_path(value).startswith("/"):
         raise InvalidOption(
@@ -217,4 +275,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ephemeral": functools.partial(_flag, "ephemeral"),
     "cwd": _cwd,
     "user": check_user,
+    "snapshot": _snapshot,
 }

@@ -33,6 +33,7 @@ from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.command import CommandOptions
 from smokebox.engine.sessions.session import ShellSession
 from smokebox.engine.sessions.sessions import SessionOptions, Sessions
+from smokebox.engine.snapshots.sandbox_snapshots import SandboxSnapshots
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
 from smokebox.options import check_timeout
@@ -86,6 +87,7 @@ def info_of(
         cwd=row.settings.cwd,
         user=row.settings.user,
         stop_reason=row.stop_reason,
+        snapshot=row.snapshot or None,
     )
 
 
@@ -283,6 +285,7 @@ class Sandbox:
                 isolation=run.jail.state.tier,
                 network="guarded" if self.egress_proxy.open else "off",
                 persistence="host",
+                snapshots=True,
             )
 
     async def wake(self) -> None:
@@ -354,6 +357,9 @@ class Sandbox:
             cwd=lambda: self.cwd,
             measure=lambda run: context.measure(run.jail.state.key),
         )
+        self.snapshots = SandboxSnapshots(
+            lifecycle, context, quiet=self.backups.replacing, flush=self.sessions.before_end
+        )
         self.egress_proxy = EgressProxy(
             self.id,
             layers=lambda: lifecycle.layers,
@@ -370,6 +376,7 @@ class Sandbox:
         lifecycle.parts = (
             # First: it may have an interrupted restore to finish before the other parts resume.
             self.backups,
+            self.snapshots,
             self.mounts,
             self.files,
             self.processes,

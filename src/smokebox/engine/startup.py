@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.jail import Jail
     from smokebox.engine.jail.spec import JailState, Owner
     from smokebox.engine.options import CheckedOptions
+    from smokebox.engine.pool import PooledJail
+    from smokebox.engine.record.rows import SnapshotRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +49,10 @@ async def start(
     """Wake the sandbox of a row, or create one with options."""
     # Until it is in the record, nothing else keeps the image from being removed.
     with context.catalog.lease():
-        image = await find_image(context, id, row, options.image)
-        return await _start(context, id, row, options, image)
-
-
-async def find_image(
-    context: EngineContext, id: str, row: SandboxRow | None, name: str | None = None
-) -> Image:
-    """Return the image of a sandbox: the very one that it was created from."""
-    if row is None:
-        return await context.images.get(name or DEFAULT_IMAGE, scope=id)
-    return await context.images.get(row.image, scope=id, digest=row.digest)
+        origin = await _origin(context, row, options)
+        # Until the record says that this sandbox is stacked on them.
+        with context.snapshots.pinned(origin.layers if origin else row.layers if row else ()):
+            return await _start(context, id, row, options, origin)
 
 
 async def _start(
@@ -65,15 +60,28 @@ async def _start(
     id: str,
     row: SandboxRow | None,
     options: CheckedOptions,
-    image: Image,
+    origin: SnapshotRow | None,
 ) -> StartedRun:
-    jailer = context.jailer((row.tier if row else options.tier) or context.tier)
-    ready = context.pool.take(jailer, image) if row is None else None
     known = row is not None
-    if row is None:
+    ready: PooledJail | None = None
+    if row is not None:
+        row = await context.snapshots.settle(row)
+        row = replace(row, layers=context.snapshots.canonical(row.layers))
+        jailer = context.jailer(row.tier)
+        base = await context.images.get(row.image, scope=id, digest=row.digest)
+    else:
+        if origin is not None:
+            jailer = context.jailer(options.tier or origin.tier)
+            base = await context.images.get(origin.image, scope=id, digest=origin.digest)
+        else:
+            jailer = context.jailer(options.tier or context.tier)
+            base = await context.images.get(options.image or DEFAULT_IMAGE, scope=id)
+            ready = context.pool.take(jailer, base)
         key = ready.spec.key if ready is not None else context.key()
-        user = image.user if jailer.has_users else DEFAULT_USER
-        row = options.row(id, key=key, image=image, tier=jailer.tier, user=user)
+        user = base.user if jailer.has_users else DEFAULT_USER
+        row = options.row(id, key=key, image=base, tier=jailer.tier, user=user, origin=origin)
+    image = await context.snapshots.stack(base, row.layers)
+    sessions = origin.sessions if origin is not None else ()
     jail = ready.jail if ready is not None else None
     awake = replace(
         row,
@@ -85,13 +93,16 @@ async def _start(
     )
 
     async def record_state(state: JailState) -> None:
-        await context.record.write(put(replace(awake, jail=state)))
+        rows = [put(replace(session, sandbox_id=id)) for session in sessions]
+        await context.record.write(put(replace(awake, jail=state)), *rows)
 
     try:
         if jail is not None:
             await record_state(jail.state)
         else:
-            await asyncio.to_thread(context.storage.prepare, row.key, row.limits.disk)
+            disk = await context.snapshots.disk_limit(row.id, row.limits.disk)
+            await asyncio.to_thread(context.storage.prepare, row.key, disk)
+            await context.snapshots.prepare(row, image)
             spec = context.spec(row.key, image, row.limits)
             jail = await jailer.make(spec, on_fork=record_state)
         started = await _enter(context, replace(awake, jail=jail.state), jail, image)
@@ -104,8 +115,26 @@ async def _start(
         # A cwd requested meanwhile takes precedence.
         context.cwds.setdefault(id, row.settings.cwd)
     if not known:
-        await context.catalog.touch(image.digest)
+        await context.catalog.touch(base.digest)
     return started
+
+
+async def _origin(
+    context: EngineContext, row: SandboxRow | None, options: CheckedOptions
+) -> SnapshotRow | None:
+    """Return the snapshot that a sandbox is created from, if any."""
+    if row is not None or options.snapshot is None:
+        return None
+    found = await context.snapshots.row(options.snapshot)
+    if not context.snapshots.complete(found.layers):
+        raise context.snapshots.missing(options.snapshot)
+    return found
+
+
+async def image_of(context: EngineContext, row: SandboxRow) -> Image:
+    """Return the image of a sandbox, with the layers of snapshots that it is stacked on."""
+    base = await context.images.get(row.image, scope=row.id, digest=row.digest)
+    return await context.snapshots.stack(base, row.layers)
 
 
 async def find(context: EngineContext, row: SandboxRow) -> Jail | None:
@@ -125,6 +154,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
             raise SandboxGone(f"sandbox {row.id} stopped.", reason="jail ended")
         return jail.root, jail.owner
 
+    context.guard.set_stored(row.id, await context.snapshots.stored(row.id))
     executor = RootExecutor(root, context.workers)
     directory = context.storage.directory(row.key)
     return Run(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -17,7 +18,7 @@ from smokebox.engine.files.credentials import set_thread_umask
 from smokebox.foundation.turns import current_party
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 P = ParamSpec("P")
@@ -28,6 +29,7 @@ THREADS = 16
 PARTY_THREADS = 8
 # Time limit for a cancelled call to wait for work that hangs in the kernel.
 CANCEL_SECONDS = 5.0
+_CHECK_SECONDS = 0.1
 
 
 class JobStopped(Exception):
@@ -37,10 +39,15 @@ class JobStopped(Exception):
 class Job:
     """One unit of work, which `stop` ends at its next checkpoint."""
 
-    __slots__ = ("_stopped",)
+    __slots__ = ("_always", "_stopped")
 
     def __init__(self) -> None:
         self._stopped = False
+        self._always = False
+
+    def stop_all(self) -> None:
+        """Request the end of all threads that do this work."""
+        self._stopped = self._always = True
 
     def stop(self) -> None:
         """Request the end. Safe from any thread."""
@@ -49,7 +56,7 @@ class Job:
     def check(self) -> None:
         """Raise `JobStopped` once only, so that cleanup code is not stopped again."""
         if self._stopped:
-            self._stopped = False
+            self._stopped = self._always
             raise JobStopped
 
 
@@ -65,6 +72,33 @@ def checkpoint() -> None:
     job = _thread.job
     if job is not None:
         job.check()
+
+
+@contextlib.contextmanager
+def stoppable_threads(count: int) -> Iterator[Callable[..., None]]:
+    """Run parts of the work of this thread in others, until the end of the block.
+
+    Gives a function that starts a call. The block waits for all calls, stops them when the work is
+    stopped, and raises the first error.
+    """
+    job, parts = Job(), list[Future[None]]()
+
+    def perform(work: Callable[..., None], *args: object) -> None:
+        set_thread_umask()
+        _thread.job = job
+        work(*args)
+
+    with ThreadPoolExecutor(count, thread_name_prefix="smokebox-files") as pool:
+        try:
+            yield lambda work, *args: parts.append(pool.submit(perform, work, *args))
+            while not all(part.done() for part in parts):
+                wait(parts, timeout=_CHECK_SECONDS)
+                checkpoint()
+            for part in parts:
+                part.result()
+        except BaseException:
+            job.stop_all()
+            raise
 
 
 class _PendingCall:

@@ -5,13 +5,16 @@ A connector implements `SandboxApi`; `smokebox.sandbox.conformance` tests it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from smokebox.runtime.stream import ExecStream
     from smokebox.types import Capabilities, ExecResult, FileInfo
+
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -124,4 +127,23 @@ class SandboxApi(Protocol):
 
     async def aclose(self) -> None:
         """Release processes, threads and spilled output of this handle. Safe to repeat."""
+        ...
+
+
+class SnapshotApi(SandboxApi, Protocol[T]):
+    """A sandbox whose `capabilities()` has `snapshots`: it can return to a state, and fork.
+
+    `T` is what stands for a state: bytes of a virtual sandbox, a `Snapshot` of a Linux one.
+    """
+
+    async def snapshot(self) -> T:
+        """Keep the present state of all files."""
+        ...
+
+    async def restore(self, snapshot: T) -> object:
+        """Replace all files by those of a snapshot, or none if that fails."""
+        ...
+
+    async def fork(self, count: int = 1) -> Sequence[SandboxApi]:
+        """Create sandboxes that go on from the present state, independent of this one."""
         ...

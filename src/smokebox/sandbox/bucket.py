@@ -105,11 +105,13 @@ class BucketSandbox(ThreadSandbox):
             refused_in_names=self._bucket.refused_in_names,
             file_modes=False,
             max_file_size=None,
+            # The objects of the bucket are not part of one.
+            snapshots=False,
         )
 
-    async def fork(self) -> BucketSandbox:
-        """Create another shell over the same bucket, with the same files outside of it."""
-        forked = await super().fork()
+    async def _fork(self) -> BucketSandbox:
+        # The bucket is shared, and the files outside of it are copied.
+        forked = await super()._fork()
         return BucketSandbox(self._settings, self._bucket, state=forked._state)
 
     async def aclose(self) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "Process",
     "Sandbox",
     "ShellSession",
+    "Snapshots",
     "StreamIterator",
     "Submission",
     "Terminal",
@@ -108,6 +109,10 @@ class ImageBuilds(Facade, of=_image_builds.ImageBuilds):
 
 class Images(Facade, of=_images.Images):
     """`Client.images`, without `await`."""
+
+
+class Snapshots(Facade, of=_server_resources.Snapshots):
+    """`Client.snapshots`, without `await`."""
 
 
 class Keys(Facade, of=_server_resources.Keys):

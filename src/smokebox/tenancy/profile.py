@@ -35,7 +35,9 @@ class Profile:
         limits: Greatest limits of one sandbox.
         sandboxes: Number of sandboxes, asleep or not.
         total_cpu, total_memory, total_disk: Sums of the limits of all sandboxes, asleep or not.
+            The last one includes the snapshots of destroyed sandboxes.
         backups: Number of backups.
+        snapshots: Number of snapshots.
         rate: Requests per second of each key; None for that of the server.
         concurrency: Concurrent requests of each key; None for that of the server.
         sleep_after: Longest idle time of a sandbox in seconds. It also refuses `keep_alive`.
@@ -54,6 +56,7 @@ class Profile:
     total_memory: int | None = None
     total_disk: int | None = None
     backups: int | None = None
+    snapshots: int | None = None
     rate: float | None = None
     concurrency: int | None = None
     sleep_after: float | None = None

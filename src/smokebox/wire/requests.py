@@ -42,6 +42,7 @@ class Settings(Body):
     cwd: str | None = None
     user: str | None = None
     egress: dict[str, Any] | list[str] | None = None
+    snapshot: str | None = None
 
 
 class CreateSandbox(Settings):
@@ -358,6 +359,48 @@ class CreateBackup(Body):
     compression: int | None = None
     freeze: bool = False
     timeout: float | None = None
+
+
+class CreateSnapshot(Body):
+    """A snapshot of all files of a sandbox. `labels` are added to those of the sandbox."""
+
+    name: str | None = None
+    description: str | None = None
+    labels: dict[str, str] = {}
+
+
+class RestoreSnapshot(Body):
+    """A return to a snapshot, after one of the present state with the name `save_as`."""
+
+    save_as: str | None = None
+
+
+class Fork(Body):
+    """Sandboxes to create from the present state of one; `ids` has one for each."""
+
+    count: int = 1
+    ids: list[str] | None = None
+    memory: bool = False
+
+
+class ListSnapshots(Query):
+    """Filters of a list of snapshots: one sandbox, or a prefix of sandbox ids."""
+
+    sandbox: str | None = None
+    prefix: str = ""
+
+
+class DiffToPresent(Query):
+    """A comparison with the present state; `texts` adds the changed lines of text files."""
+
+    texts: bool = False
+
+
+class DiffToSnapshot(Query):
+    """A comparison with a later snapshot; `texts` adds the changed lines of text files."""
+
+    to: str | None = None
+    texts: bool = False
 
 
 class RestoreBackup(Body):

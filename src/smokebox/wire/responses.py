@@ -18,6 +18,7 @@ from smokebox.types import (
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
+    Snapshot,
     TerminalInfo,
 )
 
@@ -86,6 +87,12 @@ class Images(msgspec.Struct):
     """Images, the oldest first."""
 
     images: list[ImageInfo]
+
+
+class Snapshots(msgspec.Struct):
+    """Snapshots, oldest first."""
+
+    snapshots: list[Snapshot]
 
 
 class PreviewUrl(msgspec.Struct):

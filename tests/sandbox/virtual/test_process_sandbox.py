@@ -235,7 +235,7 @@ async def test_files_can_be_used_while_a_script_runs(sandbox: VirtualSandbox) ->
 async def test_snapshots_and_forks(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("n=1; f() { echo f$n; }; echo one > f")
     snapshot = await sandbox.snapshot()
-    async with await sandbox.fork() as fork:
+    async with (await sandbox.fork())[0] as fork:
         await sandbox.exec("n=2; echo two > f")
         assert (await fork.exec("f; cat f")).stdout == "f1\none\n"
         await sandbox.restore(snapshot)

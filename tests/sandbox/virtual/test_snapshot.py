@@ -52,7 +52,7 @@ async def test_sandbox_that_never_ran_can_be_snapshotted() -> None:
 async def test_fork_is_independent() -> None:
     sandbox = virtual()
     await sandbox.exec("n=1; echo one > f; g() { cat f; }")
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     await fork.exec("n=2; echo two > f")
     await sandbox.exec("echo three >> f")
     assert (await sandbox.exec("g; echo $n")).stdout == "one\nthree\n1\n"
@@ -61,7 +61,7 @@ async def test_fork_is_independent() -> None:
 
 async def test_fork_works_after_its_origin_is_closed() -> None:
     sandbox = virtual(files={"a": "x"})
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     await sandbox.aclose()
     assert await fork.read_file("a") == "x"
 
@@ -75,7 +75,7 @@ async def test_fork_keeps_lazy_files_lazy_and_a_snapshot_loads_them() -> None:
 
     sandbox = virtual(files={"d/lazy": load})
     await sandbox.exec("mv d e")
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     assert loads == []
     assert await fork.read_file("e/lazy") == "late"
     plain = virtual()
@@ -90,7 +90,7 @@ async def test_snapshots_exclude_mounts() -> None:
     sandbox = virtual(mounts={"/m": shared})
     snapshot = await sandbox.snapshot()
     assert b"not for snapshots" not in snapshot
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     assert await fork.read_file("/m/secret") == "not for snapshots"
     await sandbox.restore(snapshot)
     assert await sandbox.read_file("/m/secret") == "not for snapshots"
@@ -99,7 +99,7 @@ async def test_snapshots_exclude_mounts() -> None:
 async def test_fresh_shell_snapshots_files_only() -> None:
     sandbox = virtual(shell="fresh")
     await sandbox.exec("x=1; echo f > f")
-    fork = await sandbox.fork()
+    fork = (await sandbox.fork())[0]
     assert (await fork.exec("cat f; echo [$x]")).stdout == "f\n[]\n"
 
 
@@ -115,7 +115,7 @@ async def test_snapshot_waits_for_the_running_script() -> None:
     assert (await anext(stream)).data == "on\n"
     fork_task = sandbox.fork()
     assert [chunk async for chunk in stream] == []
-    assert await (await fork_task).read_file("f") == "done\n"
+    assert await (await fork_task)[0].read_file("f") == "done\n"
 
 
 def _damaged(data: bytes) -> dict[str, bytes]:

@@ -63,6 +63,8 @@ class SandboxBackups(RunPart):
         self._executor = RootExecutor(self._root, backups.workers)
         self._lock = asyncio.Lock()
         self._operations: list[BackupOperation] = []
+        self.replacing = asyncio.Lock()
+        """Held while a directory is replaced: no snapshot may be made meanwhile."""
 
     @property
     def busy(self) -> bool:
@@ -141,7 +143,8 @@ class SandboxBackups(RunPart):
             async with store.fetch(row) as source, self._lifecycle.use() as run:
                 await self._check_room(run, row)
                 job = RestoreJob(run, self._backups, new_restore(run, operation.path))
-                result = await job.restore(self._executor, source, operation)
+                async with self.replacing:
+                    result = await job.restore(self._executor, source, operation)
         return RestoredBackup(id=id, path=operation.path, files=result.files, bytes=result.bytes)
 
     async def ended(self, reason: str) -> None:

@@ -1,7 +1,7 @@
 """The catalog of images that this host knows, in the durable record.
 
 An image is recorded once all its layers are in the store. It stays until it is removed, or pruned
-while no name, sandbox or other image refers to it.
+while no name, sandbox, snapshot or other image refers to it.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class ImageCatalog:
 
         Raises:
             NotFound: There is no such image.
-            Conflict: A sandbox or another image refers to it.
+            Conflict: A sandbox, a snapshot or another image refers to it.
         """
         async with self._lock:
             await self._check_known(digest)
@@ -326,6 +326,9 @@ class ImageCatalog:
         if sandboxes:
             others = f" and {len(sandboxes) - 1} others" if len(sandboxes) > 1 else ""
             return f"the sandbox {sandboxes[0].id}{others}"
+        snapshots = [row for row in await self._record.snapshots() if row.digest == digest]
+        if snapshots:
+            return f"the snapshot {snapshots[0].name or snapshots[0].id}"
         images = await self._record.images()
         above = next((row.digest for row in images if row.base == digest), "")
         return f"the image {above}" if above else ""

@@ -16,6 +16,8 @@ from smokebox.engine.record.rows import (
     ImageRow,
     RestoreRow,
     SandboxRow,
+    SnapshotLayerRow,
+    SnapshotRow,
     load,
     where,
 )
@@ -139,6 +141,28 @@ class Record:
     async def build_steps(self) -> list[BuildStepRow]:
         """Return the cached steps of builds of all scopes, the least recently used first."""
         return await self._select(BuildStepRow, " ORDER BY used_at")
+
+    async def pending(self) -> list[SandboxRow]:
+        """Return the sandboxes whose upper layer an earlier engine did not finish to change."""
+        return await self._select(SandboxRow, " WHERE pending != ''")
+
+    async def snapshots(self, *, sandbox_id: str | None = None) -> list[SnapshotRow]:
+        """Return the snapshots of all sandboxes or of one, in any state, oldest first."""
+        if sandbox_id is None:
+            return await self._select(SnapshotRow, " ORDER BY created_at, rowid")
+        condition = " WHERE sandbox_id = ? ORDER BY created_at, rowid"
+        return await self._select(SnapshotRow, condition, sandbox_id)
+
+    async def snapshot_by_name(self, scope: str, name: str) -> SnapshotRow | None:
+        """Return the snapshot with a name in a scope, or None."""
+        found = await self._select(SnapshotRow, " WHERE scope = ? AND name = ?", scope, name)
+        return found[0] if found else None
+
+    async def snapshot_layers(self, *, sandbox_id: str | None = None) -> list[SnapshotLayerRow]:
+        """Return the layers of snapshots, of all sandboxes or of one."""
+        if sandbox_id is None:
+            return await self._select(SnapshotLayerRow, " ORDER BY rowid")
+        return await self._select(SnapshotLayerRow, " WHERE sandbox_id = ?", sandbox_id)
 
     async def aclose(self) -> None:
         """Commit pending changes, and close the file. Safe to repeat."""

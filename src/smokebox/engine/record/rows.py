@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import time
@@ -66,7 +67,10 @@ class SandboxRow:
     """A sandbox. `generation` counts its runs, and `jail` identifies the current one.
 
     Times are in seconds since the epoch. `stop_reason` is the reason why the last run ended,
-    in words; `stop_cause` is the cause if the next run depends on it.
+    in words; `stop_cause` is the cause if the next run depends on it. `layers` are ids of layers
+    of snapshots between its image and its upper layer, the uppermost first, and `snapshot` the id
+    of the one it was created from, if any. With `pending` "discard", its upper layer is removed
+    before the next run.
     """
 
     id: str
@@ -86,6 +90,9 @@ class SandboxRow:
     stop_reason: str | None = None
     stop_cause: StopCause | None = None
     egress: EgressLayers = _CLOSED
+    layers: tuple[str, ...] = ()
+    snapshot: str = ""
+    pending: Literal["", "discard"] = ""
 
     @property
     def expires_at(self) -> float | None:
@@ -272,6 +279,52 @@ class ImageGrantRow:
     scope: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRow:
+    """A snapshot of a sandbox that may no longer exist. Users see it once it is "ready".
+
+    Names are unique in a `scope`, a prefix of sandbox ids. `layers` are ids of layers, the
+    uppermost first, on the image with the digest. `size` and `files` are those of the layer that
+    was made for it. The fields from `limits` on are those of the sandbox at that time.
+    """
+
+    id: str
+    sandbox_id: str
+    scope: str
+    name: str | None
+    description: str
+    status: Literal["making", "ready"]
+    parent: str | None
+    image: str
+    digest: str
+    tier: str
+    layers: tuple[str, ...]
+    created_at: float
+    size: int = 0
+    files: int = 0
+    limits: Limits = field(default_factory=Limits)
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    settings: RunSettings = field(default_factory=RunSettings)
+    egress: EgressLayers = _CLOSED
+    sessions: tuple[SessionRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotLayerRow:
+    """A layer of snapshots, and the bytes that it takes from the sandbox that it was made of.
+
+    One that was merged shows what the layers `merged` show, the uppermost first.
+    """
+
+    id: str
+    sandbox_id: str
+    size: int
+    files: int
+    created_at: float
+    merged: tuple[str, ...] = ()
+
+
 Row: TypeAlias = (
     SandboxRow
     | SessionRow
@@ -285,6 +338,8 @@ Row: TypeAlias = (
     | ImageNameRow
     | ImageGrantRow
     | BuildStepRow
+    | SnapshotRow
+    | SnapshotLayerRow
 )
 R = TypeVar(
     "R",
@@ -300,6 +355,8 @@ R = TypeVar(
     ImageNameRow,
     ImageGrantRow,
     BuildStepRow,
+    SnapshotRow,
+    SnapshotLayerRow,
 )
 
 
@@ -313,6 +370,11 @@ class RowChange(NamedTuple):
 def put(row: Row) -> RowChange:
     """Insert a row, or replace the one with its key."""
     return RowChange(TABLES[type(row)].upsert, _values(row))
+
+
+def insert(row: Row) -> RowChange:
+    """Insert a row. The write raises `Conflict` if there is one with its key."""
+    return RowChange(TABLES[type(row)].insert, _values(row))
 
 
 def update(row: Row) -> RowChange:
@@ -355,11 +417,9 @@ class Table:
         listed, marks = ", ".join(self.columns), ", ".join("?" * len(names))
         assignments = ", ".join(f"{one} = excluded.{one}" for one in rest)
         # Not INSERT OR REPLACE, which deletes first, and with a sandbox all its rows.
+        self.insert = f"INSERT INTO {name} ({listed}) VALUES ({marks})"
         action = f"UPDATE SET {assignments}" if rest else "NOTHING"
-        self.upsert = (
-            f"INSERT INTO {name} ({listed}) VALUES ({marks}) "
-            f"ON CONFLICT ({', '.join(keys)}) DO {action}"
-        )
+        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(keys)}) DO {action}"
         self.replace = f"UPDATE {name} SET {', '.join(f'{one} = ?' for one in rest)}{where(keys)}"
         self.select = f"SELECT {listed} FROM {name}"
 
@@ -377,6 +437,8 @@ TABLES: dict[type[Row], Table] = {
     ImageNameRow: Table("image_names", ImageNameRow, ("name", "scope")),
     ImageGrantRow: Table("image_grants", ImageGrantRow, ("digest", "scope")),
     BuildStepRow: Table("build_steps", BuildStepRow, ("scope", "key")),
+    SnapshotRow: Table("snapshots", SnapshotRow, ("id",)),
+    SnapshotLayerRow: Table("snapshot_layers", SnapshotLayerRow, ("id",)),
 }
 
 
@@ -397,6 +459,8 @@ def _encode(column: str, value: Any) -> Value:
         return "{}" if value == _CLOSED else _dump(value.to_json())
     if isinstance(value, MountRequest):
         return _dump(asdict(value))
+    if column == "sessions":
+        return _dump([_dump_session(session) for session in value])
     if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
     if isinstance(value, str) and not value.isascii():
@@ -421,6 +485,16 @@ def _dump(value: Any) -> str:
     data = asdict(value) if isinstance(value, (Limits, RunSettings, JailState)) else value
     # In ASCII, so that lone surrogates in an environment are preserved.
     return json.dumps(data, separators=(",", ":"))
+
+
+def _dump_session(session: SessionRow) -> dict[str, Any]:
+    state = None if session.state is None else base64.b64encode(session.state).decode()
+    return {**asdict(session), "state": state}
+
+
+def _load_session(fields: dict[str, Any]) -> SessionRow:
+    state = fields["state"]
+    return SessionRow(**{**fields, "state": None if state is None else base64.b64decode(state)})
 
 
 # These are immutable, and most sandboxes have the same ones.
@@ -455,5 +529,8 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "private": bool,
     "shared": bool,
     "egress": _load_egress,
+    "layers": lambda text: tuple(json.loads(text)),
+    "merged": lambda text: tuple(json.loads(text)),
+    "sessions": lambda text: tuple(map(_load_session, json.loads(text))),
     "request": lambda text: MountRequest.from_dict(json.loads(text)),
 }

@@ -141,6 +141,32 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        "ALTER TABLE sandboxes ADD COLUMN layers TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE sandboxes ADD COLUMN snapshot TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE sandboxes ADD COLUMN pending TEXT NOT NULL DEFAULT ''",
+        # No reference to the sandbox: snapshots outlive it.
+        """
+        CREATE TABLE snapshots (
+            id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, scope TEXT NOT NULL, name TEXT,
+            description TEXT NOT NULL, status TEXT NOT NULL, parent TEXT,
+            image TEXT NOT NULL, digest TEXT NOT NULL, tier TEXT NOT NULL,
+            layers TEXT NOT NULL, created_at REAL NOT NULL,
+            size INTEGER NOT NULL, files INTEGER NOT NULL,
+            limits TEXT NOT NULL, env TEXT NOT NULL, labels TEXT NOT NULL, settings TEXT NOT NULL,
+            egress TEXT NOT NULL, sessions TEXT NOT NULL
+        )
+        """,
+        "CREATE UNIQUE INDEX snapshots_by_name ON snapshots (scope, name) WHERE name IS NOT NULL",
+        "CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox_id)",
+        """
+        CREATE TABLE snapshot_layers (
+            id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL,
+            size INTEGER NOT NULL, files INTEGER NOT NULL, created_at REAL NOT NULL,
+            merged TEXT NOT NULL
+        )
+        """,
+    ),
 )
 
 

@@ -104,7 +104,7 @@ class ProcessSandbox(VirtualSandbox):
         async with self._lock:
             await self._call(RestoreSnapshot(snapshot=bytes(snapshot)), type(None))
 
-    async def fork(self) -> ProcessSandbox:
+    async def _fork(self) -> ProcessSandbox:
         snapshot = Snapshot.decode(await self.snapshot())
         return ProcessSandbox(self._settings, snapshot=snapshot)
 

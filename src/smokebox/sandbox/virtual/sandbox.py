@@ -148,6 +148,7 @@ class VirtualSandbox(ABC):
             refused_in_names="\n",
             max_file_size=limits.file_size,
             max_output=limits.output,
+            snapshots=True,
         )
 
     @abstractmethod
@@ -158,9 +159,16 @@ class VirtualSandbox(ABC):
     async def restore(self, snapshot: bytes) -> None:
         """Replace files and shell state with those of a snapshot, all or nothing."""
 
+    async def fork(self, count: int = 1) -> list[VirtualSandbox]:
+        """Create sandboxes with the same options, files and shell state. Mounts are shared.
+
+        Args:
+            count: Number of forks.
+        """
+        return [await self._fork() for _ in range(count)]
+
     @abstractmethod
-    async def fork(self) -> VirtualSandbox:
-        """Create a sandbox with the same options, files and shell state. Mounts are shared."""
+    async def _fork(self) -> VirtualSandbox: ...
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -73,7 +73,7 @@ class ThreadSandbox(VirtualSandbox):
             self._state = await threads.run(lambda: SandboxState(self._settings, decoded))
             before.close()
 
-    async def fork(self) -> ThreadSandbox:
+    async def _fork(self) -> ThreadSandbox:
         async with self._lock:
             state = self._get_state()
             snapshot = await threads.run(lambda: state.snapshot(whole=False))

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from smokebox.engine.names import check_id, random_id
+from smokebox.engine.options import split_image
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -19,6 +20,7 @@ from smokebox.errors import (
 from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
 from smokebox.server.idempotency import Creation, taken
 from smokebox.server.routes.network import allowed_egress
+from smokebox.server.routes.snapshots import find_snapshot
 from smokebox.server.tenancy.ceilings import check_options
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire.requests import CreateSandbox, ListSandboxes, Settings
@@ -140,7 +142,23 @@ async def sandbox_options(call: ApiCall, body: Settings) -> dict[str, Any]:
     options = {name: value for name, value in fields.items() if value is not None}
     if body.egress is not None:
         options["egress"] = await allowed_egress(call, body.egress)
+    options = split_image(options)
+    if "snapshot" in options:
+        # From here on by its id, as names are those of the key.
+        options["snapshot"] = await _snapshot_id(call, str(options["snapshot"]))
     return check_options(call.principal, options, call.state.settings)
+
+
+async def _snapshot_id(call: ApiCall, name: str) -> str:
+    try:
+        return (await find_snapshot(call, name)).id
+    except NotFound:
+        if "id" in call.request.path_params:
+            # A sandbox that exists does not need the snapshot that it was created from.
+            info = await call.host.sandbox(check_id(call.path_param("id"))).info()
+            if info is not None and info.snapshot is not None:
+                return info.snapshot
+        raise
 
 
 async def _wake(sandbox: Sandbox) -> SandboxInfo:

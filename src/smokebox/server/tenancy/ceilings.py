@@ -71,9 +71,15 @@ def check_options(
 
 
 def complete_options(
-    principal: Principal, options: CheckedOptions, settings: ServerSettings
+    principal: Principal,
+    options: CheckedOptions,
+    settings: ServerSettings,
+    *,
+    image: str | None = None,
 ) -> CheckedOptions:
     """Return the options of a sandbox that is created, with defaults up to the ceilings.
+
+    `image` is that of the snapshot that it is created from, if any.
 
     Raises:
         Forbidden: The default image is not one that the key may use.
@@ -81,7 +87,7 @@ def complete_options(
     profile = principal.profile
     if profile is None:
         return options
-    check_image(principal, options.image or DEFAULT_IMAGE, settings)
+    check_image(principal, image or options.image or DEFAULT_IMAGE, settings)
     tier = max(options.tier or settings.tier, profile.tier or settings.tier, key=_rank)
     idle = options.sleep_after
     if profile.sleep_after is not None:

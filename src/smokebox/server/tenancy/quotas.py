@@ -45,6 +45,7 @@ class Quotas:
         self._settings = settings
         self._sandboxes: set[_Reservation] = set()
         self._backups: dict[str, str] = {}
+        self._snapshots: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def admit(self, id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
@@ -63,7 +64,10 @@ class Quotas:
         if principal is None or principal.profile is None:
             yield options
             return
-        options = complete_options(principal, options, self._settings)
+        image = None
+        if options.snapshot is not None:
+            image = (await self.host.snapshots.row(options.snapshot)).image
+        options = complete_options(principal, options, self._settings, image=image)
         assert options.limits is not None
         async with self._reserve(principal, id, options.limits):
             yield options
@@ -104,6 +108,27 @@ class Quotas:
         finally:
             del self._backups[id]
 
+    @contextlib.asynccontextmanager
+    async def snapshot(
+        self, principal: Principal, id: str, sandbox: str, *, count: bool = True
+    ) -> AsyncIterator[None]:
+        """Count a snapshot that is being made, unless `count` is not set. Raises `LimitReached`."""
+        profile = principal.profile
+        if profile is None or profile.snapshots is None or not count:
+            yield
+            return
+        before = dict(self._snapshots)
+        found = {one.id for one in await self.host.snapshots.list(prefix=principal.prefix)}
+        making = {**before, **self._snapshots}
+        found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
+        if len(found - {id}) >= profile.snapshots:
+            _refuse(principal, profile, "snapshots", profile.snapshots, "Delete one")
+        self._snapshots[id] = sandbox
+        try:
+            yield
+        finally:
+            self._snapshots.pop(id, None)
+
     async def use(self, principal: Principal) -> list[QuotaUse]:
         """Return what the sandboxes and backups of a key use, and its ceilings."""
         profile = principal.profile
@@ -111,7 +136,9 @@ class Quotas:
         used: dict[str, float] = {"sandboxes": len(sandboxes)}
         for total, limit in TOTALS.items():
             used[total] = sum(one.limits[limit] or 0 for one in sandboxes)
+        used["total_disk"] += await self.host.snapshots.stored_of_destroyed(principal.prefix)
         used["backups"] = len(await self.host.backups.list(prefix=principal.prefix))
+        used["snapshots"] = len(await self.host.snapshots.list(prefix=principal.prefix))
         return [
             QuotaUse(name=name, used=value, ceiling=getattr(profile, name, None))
             for name, value in used.items()
@@ -129,11 +156,17 @@ class Quotas:
         found = await self.host.list(prefix=principal.prefix)
         taken = [(one.id, one.limits) for one in found]
         taken += [
+            (one.id, one.limits.to_json()) for one in before if one.id.startswith(principal.prefix)
+        ]
+        stored = 0
+        if profile.total_disk is not None:
+            stored = await self.host.snapshots.stored_of_destroyed(principal.prefix)
+        taken += [
             (one.id, one.limits.to_json())
-            for one in before | self._sandboxes
+            for one in self._sandboxes - before
             if one.id.startswith(principal.prefix)
         ]
-        self._check(principal, profile, taken, id, limits)
+        self._check(principal, profile, taken, id, limits, stored)
         reservation = _Reservation(id, limits)
         # Nothing was awaited since the reservations were read.
         self._sandboxes.add(reservation)
@@ -149,6 +182,7 @@ class Quotas:
         taken: Iterable[tuple[str, dict[str, float | None]]],
         id: str,
         limits: Limits,
+        stored: int,
     ) -> None:
         """Raise `LimitReached` if a sandbox with these limits is too much beside the others."""
         # A sandbox may be twice in the list, with its old and its new limits.
@@ -166,7 +200,8 @@ class Quotas:
             ceiling, wanted = getattr(profile, total), getattr(limits, limit) or 0.0
             if ceiling is None or (own is not None and wanted <= own[total]):
                 continue
-            if sum(sums[total] for sums in used.values()) + wanted > ceiling:
+            kept = stored if total == "total_disk" else 0
+            if sum(sums[total] for sums in used.values()) + kept + wanted > ceiling:
                 _refuse(principal, profile, total, ceiling, "Destroy a sandbox or lower its limits")
 
 

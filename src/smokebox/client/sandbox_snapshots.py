@@ -1,0 +1,128 @@
+"""Snapshots of a sandbox: make, list, compare and restore them, and fork the sandbox."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from smokebox.client.server_resources import Snapshots, snapshot_segment
+from smokebox.foundation.ids import new_global_id
+from smokebox.types import Snapshot, SnapshotDiff
+from smokebox.wire import requests, responses
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smokebox.client.sandbox_connection import SandboxConnection
+
+
+class SandboxSnapshots:
+    """Methods of `Sandbox` about snapshots and forks."""
+
+    _connection: SandboxConnection
+
+    async def snapshot(
+        self,
+        name: str | None = None,
+        *,
+        description: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        """Make a snapshot of all files, awake or asleep. It outlives the sandbox.
+
+        Programs keep running, but for some milliseconds in which they are frozen. Their memory,
+        /dev/shm and mounted buckets are not included.
+
+        Args:
+            name: Name to find it by, unique among the snapshots of the key.
+            description: Text for people.
+            labels: Names and values, added to those of the sandbox.
+
+        Raises:
+            Conflict: The name is taken.
+            LimitReached: The sandbox and its snapshots use as much disk as it may.
+        """
+        body = requests.CreateSnapshot(
+            name=name, description=description, labels=dict(labels or {})
+        )
+        return await self._connection.request(
+            Snapshot, "POST", "/snapshots", body=body, timeout=None, idempotency_key=new_global_id()
+        )
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots of this sandbox, oldest first."""
+        return await Snapshots(self._connection.transport).list(sandbox=self._connection.id)
+
+    async def restore(self, snapshot: Snapshot | str, *, save_as: str | None = None) -> Snapshot:
+        """Replace all files by those of a snapshot, or none if that fails.
+
+        Processes end, and the next call starts the sandbox again.
+
+        Args:
+            snapshot: A snapshot of this or another sandbox of the same image, or its id or name.
+            save_as: Make a snapshot of the present state with this name first.
+
+        Raises:
+            NotFound: There is no such snapshot.
+            Conflict: It is of another image.
+        """
+        body = requests.RestoreSnapshot(save_as=save_as)
+        target = f"/snapshots/{snapshot_segment(snapshot)}/restore"
+        return await self._connection.request(Snapshot, "POST", target, body=body, timeout=None)
+
+    async def fork(
+        self, count: int = 1, *, ids: Sequence[str] | None = None, memory: bool = False
+    ) -> list[Self]:
+        """Create sandboxes that go on from the present state of this one: all of them, or none.
+
+        They have its files, image, egress policy, environment, limits, labels, settings and
+        sessions, but no processes, exposed ports or mounts. Each starts with its first call, and
+        lives until it is destroyed.
+
+        Args:
+            count: Number of forks.
+            ids: Their ids; by default that of this sandbox with a suffix.
+            memory: Not supported: processes are not copied.
+
+        Raises:
+            Conflict: An id is taken.
+            Unsupported: `memory` is set.
+        """
+        body = requests.Fork(count=count, ids=None if ids is None else [*ids], memory=memory)
+        response = await self._connection.request(
+            responses.Sandboxes,
+            "POST",
+            "/fork",
+            body=body,
+            timeout=None,
+            idempotency_key=new_global_id(),
+        )
+        return [self._of(info.id) for info in response.sandboxes]
+
+    async def diff(
+        self,
+        before: Snapshot | str,
+        after: Snapshot | str | None = None,
+        *,
+        texts: bool = False,
+    ) -> SnapshotDiff:
+        """Return the paths that differ between two snapshots, or one and the present state.
+
+        Args:
+            before: The earlier snapshot, or its id or name.
+            after: The later one; by default the present state of this sandbox.
+            texts: Return the changed lines of text files too.
+        """
+        if after is not None:
+            snapshots = Snapshots(self._connection.transport)
+            return await snapshots.diff(before, after, texts=texts)
+        query = {"texts": "true"} if texts else {}
+        path = f"/snapshots/{snapshot_segment(before)}/diff"
+        return await self._connection.request(SnapshotDiff, "GET", path, query=query, timeout=None)
+
+    async def delete_snapshot(self, snapshot: Snapshot | str) -> None:
+        """Delete a snapshot. Safe to repeat; sandboxes created from it keep their files."""
+        await Snapshots(self._connection.transport).delete(snapshot)
+
+    def _of(self, id: str) -> Self:
+        """Return a handle of a sandbox that exists, of the same class and handlers."""
+        raise NotImplementedError

@@ -1,0 +1,283 @@
+"""Rules of snapshots and forks: names, limits, what is kept, and what other features see."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.egress.policy import Egress
+from smokebox.engine.host import Host
+from smokebox.engine.snapshots import snapshots as snapshots_module
+from smokebox.errors import Conflict, InvalidOption, LimitReached, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def layers_of(host: Host) -> list[str]:
+    """Return the names in the directory of layers."""
+    path = f"{host.home}/snapshots"
+    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+
+async def test_a_name_is_unique_in_its_scope(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.snapshots.create("one")
+    with pytest.raises(Conflict, match="there is a snapshot 'one' already"):
+        await sandbox.snapshots.create("one")
+    await sandbox.snapshots.create("one", scope="b")
+    assert (await host.snapshots.get("one", scope="b")).name == "one"
+    for name in ("snap-" + "0" * 32, "", "a b", "-x"):
+        with pytest.raises(InvalidOption):
+            await sandbox.snapshots.create(name)
+
+
+async def test_snapshot_of_a_destroyed_sandbox_is_refused(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.destroy()
+    with pytest.raises(NotFound, match="no sandbox 'box'"):
+        await sandbox.snapshots.create()
+    with pytest.raises(NotFound, match="no sandbox 'box'"):
+        await host.fork("box")
+    with pytest.raises(NotFound, match="no snapshot 'none'"):
+        await host.create(snapshot="none")
+    assert layers_of(host) == []
+
+
+async def test_deleting_a_snapshot_keeps_the_files_of_sandboxes_that_use_it(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.write_file("f", "x")
+    await sandbox.snapshots.create("one")
+    created = await host.create("made", snapshot="one")
+    await sandbox.destroy()
+    await host.snapshots.delete("one")
+    await host.snapshots.delete("one")
+    assert await host.snapshots.list() == []
+    await created.sleep()
+    assert await created.read_file("f") == "x"
+    await created.destroy()
+    await asyncio.sleep(0)
+    await host.snapshots.collect()
+    assert layers_of(host) == []
+
+
+async def test_forks_outlive_their_source_and_are_all_or_none(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.write_file("f", "x")
+    await host.create("taken")
+    with pytest.raises(Conflict):
+        await host.fork("box", ids=["free", "taken"])
+    assert [info.id for info in await host.list()] == ["box", "taken"]
+    forks = await host.fork("box", 8)
+    assert [one.id.rpartition("-")[2] for one in forks] == [str(n) for n in range(1, 9)]
+    await sandbox.destroy()
+    found = await asyncio.gather(*(one.exec("cat f") for one in forks))
+    assert [one.stdout for one in found] == ["x"] * 8
+    with pytest.raises(Unsupported, match="not its processes"):
+        await host.fork(forks[0].id, memory=True)
+    for count in (0, 257, True):
+        with pytest.raises(InvalidOption):
+            await host.fork(forks[0].id, count)
+
+
+async def test_a_fork_has_no_ports_processes_or_snapshots_of_its_source(host: Host) -> None:
+    sandbox = await host.create("box", egress=Egress(allowed_hosts=["example.com"]))
+    await sandbox.start_process("sleep 1000")
+    await sandbox.ports.expose(8080)
+    (fork,) = await host.fork("box", ids=["copy"])
+    await fork.wake()
+    assert await fork.processes.list() == []
+    assert await fork.ports.list() == []
+    assert await host.snapshots.list() == []
+    layers = fork.lifecycle.layers
+    assert layers is not None
+    assert layers.egress().allowed_hosts == ["example.com"]
+
+
+async def test_snapshots_count_against_the_disk_limit(host: Host) -> None:
+    sandbox = await host.create("box", limits={"disk": 30_000_000})
+    await sandbox.exec("head -c 9000000 /dev/urandom > large")
+    first = await sandbox.snapshots.create()
+    await sandbox.exec("rm large; head -c 9000000 /dev/urandom > large")
+    with pytest.raises(LimitReached, match="the limit is 30000000"):
+        for _ in range(2):
+            await sandbox.snapshots.create()
+            await sandbox.exec("head -c 9000000 /dev/urandom > large")
+    await host.snapshots.delete(first.id)
+    for one in await host.snapshots.list():
+        await host.snapshots.delete(one.id)
+    await sandbox.snapshots.create()
+
+
+async def test_restore_can_keep_the_present_state(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.write_file("f", "1")
+    await sandbox.snapshots.create("one")
+    await sandbox.write_file("f", "2")
+    await sandbox.snapshots.restore("one", save_as="before")
+    assert await sandbox.read_file("f") == "1"
+    await sandbox.snapshots.restore("before")
+    assert await sandbox.read_file("f") == "2"
+
+
+async def test_an_image_and_a_snapshot_exclude_each_other(host: Host) -> None:
+    sandbox = await host.create("box")
+    snapshot = await sandbox.snapshots.create()
+    with pytest.raises(InvalidOption, match="from an image or from a snapshot"):
+        host.sandbox("x", image="host", snapshot=snapshot.id)
+    with pytest.raises(Conflict, match="was not created from snapshot"):
+        await host.create("box", snapshot=snapshot.id)
+
+
+async def test_a_snapshot_of_another_image_is_not_restored(tmp_path: Path, layers: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("usr", "etc", "bin", "lib", "proc", "dev", "sys", "run", "tmp"):
+        (root / name).mkdir(parents=True)
+    options = {"images": layers, "directories": {"other": str(root)}}
+    async with await Host.open(tmp_path / "home", pool=0, **options) as host:  # type: ignore[arg-type]
+        snapshot = await (await host.create("box")).snapshots.create()
+        other = await host.create("other", image="dir:other")
+        with pytest.raises(Conflict, match="of the image 'host'"):
+            await other.snapshots.restore(snapshot.id)
+        made = await other.snapshots.create()
+        with pytest.raises(Conflict, match="different images"):
+            await other.snapshots.diff(snapshot.id, made.id)
+
+
+async def test_a_write_that_a_command_maps_is_in_the_next_snapshot(host: Host) -> None:
+    """A mapping changes a file later than its time says."""
+    sandbox = await host.create("box")
+    program = (
+        "import mmap, os, sys, time\n"
+        "f = open('m', 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096)\n"
+        "m[0:1] = b'1'\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "m[0:1] = b'2'\n"
+        "open('done', 'w').close()\n"
+        "time.sleep(1000)\n"
+    )
+    await sandbox.write_file("p.py", program)
+    await sandbox.start_process("python3 p.py")
+    await sandbox.exec("until [ -e m ] && [ $(head -c1 m) = 1 ]; do sleep 0.01; done; sleep 0.1")
+    await sandbox.snapshots.create("one")
+    await sandbox.exec("touch go; until [ -e done ]; do sleep 0.01; done")
+    await sandbox.snapshots.create("two")
+    assert (await (await host.create(snapshot="one")).read_bytes("m"))[:1] == b"1"
+    assert (await (await host.create(snapshot="two")).read_bytes("m"))[:1] == b"2"
+
+
+async def test_a_long_chain_is_merged_and_takes_at_most_twice_the_base(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots_module, "MAX_LAYERS", 8)
+    sandbox = await host.create("box")
+    await sandbox.exec("for i in $(seq 100); do head -c 40960 /dev/urandom > f$i; done; sleep 0.05")
+    base = (await sandbox.snapshots.create("0")).size
+    for number in range(1, 21):
+        await sandbox.exec(f"head -c 40960 /dev/urandom > f{number}; echo {number} > n; sleep 0.05")
+        await sandbox.snapshots.create(str(number))
+    async with asyncio.timeout(10):
+        while (await host.snapshots.row("20")).layers and len(
+            (await host.snapshots.row("20")).layers
+        ) > 10:
+            await asyncio.sleep(0.02)
+    used = sum(row.size for row in await host.snapshots.record.snapshot_layers())
+    assert used <= 2 * base
+    for number in (1, 10, 20):
+        created = await host.create(snapshot=str(number))
+        assert await created.read_file("n") == f"{number}\n"
+        await created.destroy()
+
+
+async def test_diff_names_what_was_added_changed_and_removed(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("mkdir -p d/e; echo 1 > d/e/f; echo a > t; echo x > same; ln -s t link")
+    first = await sandbox.snapshots.create("one")
+    await sandbox.exec(
+        "rm -r d; echo b >> t; touch same; mkdir new; echo 1 > new/f; rm /etc/hosts;"
+        "ln -sfn same link"
+    )
+    await sandbox.snapshots.create("two")
+    for after in ("two", None):
+        diff = await sandbox.snapshots.diff(first.id, after, texts=True)
+        assert (diff.added, diff.changed, diff.removed, diff.complete) == (
+            ["/workspace/new", "/workspace/new/f"],
+            ["/workspace/link", "/workspace/t"],
+            ["/etc/hosts", "/workspace/d", "/workspace/d/e", "/workspace/d/e/f"],
+            True,
+        )
+        assert diff.texts["/workspace/t"].endswith("@@ -1 +1,2 @@\n a\n+b\n")
+    back = await sandbox.snapshots.diff("two", "one")
+    assert (back.added, back.removed) == (diff.removed, diff.added)
+
+
+async def test_snapshots_outlive_the_engine(tmp_path: Path, layers: Path) -> None:
+    async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
+        sandbox = await host.create("box")
+        await sandbox.write_file("f", "1")
+        await sandbox.snapshots.create("one")
+        await host.fork("box", ids=["copy"])
+    async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
+        assert [one.name for one in await host.snapshots.list()] == ["one"]
+        assert await host.sandbox("copy").read_file("f") == "1"
+        box = host.sandbox("box")
+        await box.write_file("f", "2")
+        await box.snapshots.restore("one")
+        assert await box.read_file("f") == "1"
+
+
+async def test_a_second_snapshot_without_changes_makes_no_layer(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("echo 1 > f; sleep 0.1")
+    await sandbox.snapshots.create()
+    before = layers_of(host)
+    second = await sandbox.snapshots.create()
+    assert (second.size, second.files) == (0, 0)
+    await host.fork("box", 2)
+    assert layers_of(host) == before
+
+
+async def test_backups_restores_and_snapshots_take_turns(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("for i in $(seq 200); do echo 1 > f$i; done")
+    backup = await sandbox.backups.create()
+    await sandbox.exec("for i in $(seq 200); do echo 2 > f$i; done")
+    restoring = asyncio.create_task(sandbox.backups.restore(backup))
+    made = [await sandbox.snapshots.create() for _ in range(3)]
+    await restoring
+    for one in made:
+        created = await host.create(snapshot=one.id)
+        values = (await created.exec("cat f* | sort | uniq -c")).stdout.split()
+        assert values in (["200", "1"], ["200", "2"])
+        assert ".smokebox" not in (await created.exec("ls -A / /workspace")).stdout
+
+
+async def test_a_snapshot_during_destroy_leaves_nothing(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("for i in $(seq 500); do echo $i > f$i; done")
+    making = asyncio.create_task(sandbox.snapshots.create("one"))
+    await asyncio.sleep(0.02)
+    await sandbox.destroy()
+    result = (await asyncio.gather(making, return_exceptions=True))[0]
+    if isinstance(result, BaseException):
+        assert layers_of(host) == []
+        assert await host.snapshots.list() == []
+    else:
+        created = await host.create(snapshot="one")
+        assert (await created.exec("ls | wc -l")).stdout == "500\n"
+
+
+async def test_cancelling_a_snapshot_leaves_nothing_and_thaws(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("for i in $(seq 500); do echo $i > f$i; done")
+    for pause in (0.0, 0.01, 0.03, 0.06):
+        making = asyncio.create_task(sandbox.snapshots.create("one"))
+        await asyncio.sleep(pause)
+        making.cancel()
+        await asyncio.wait([making])
+        assert (await sandbox.exec("echo alive", timeout=5)).stdout == "alive\n"
+        await host.snapshots.delete("one")
+        assert [name for name in layers_of(host) if name.startswith(".")] == []

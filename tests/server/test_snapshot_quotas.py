@@ -1,0 +1,130 @@
+"""Snapshots and forks of tenants: names and access of a key, and what counts against its quotas."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from http_response import fetch
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
+from smokebox.tenancy.profile import parse_profile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+BOX = "/api/sandboxes/acme-box"
+
+
+@contextlib.asynccontextmanager
+async def serve(tmp_path: Path, **ceilings: Any) -> AsyncIterator[RunningServer]:
+    """Run a server with keys, and a default profile with these ceilings."""
+    settings = ServerSettings(
+        home=str(tmp_path / "home"),
+        host="127.0.0.1",
+        keys=True,
+        pool=0,
+        profiles={"default": parse_profile("test", "default", ceilings)},
+    )
+    async with run_server(settings) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def operator(server: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.UnixConnector(server.socket)
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def tenant(server: RunningServer, prefix: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """Create a key, and yield a client that has it."""
+    async with operator(server) as admin:
+        body = {"name": prefix, "prefix": prefix}
+        key = (await fetch(admin.post("/api/keys", json=body))).body["key"]
+    headers = {"authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(server.url, headers=headers) as session:
+        yield session
+
+
+async def test_number_of_snapshots_is_limited(tmp_path: Path) -> None:
+    async with serve(tmp_path, snapshots=2) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={}))
+        made = [await fetch(acme.post(f"{BOX}/snapshots", json={})) for _ in range(3)]
+        assert [one.status for one in made] == [201, 201, 429]
+        assert made[2].body["error"]["fields"]["ceiling"] == "snapshots"
+        first = made[0].body["id"]
+        restore = f"{BOX}/snapshots/{first}/restore"
+        assert (await fetch(acme.post(restore, json={"save_as": "x"}))).status == 429
+        await fetch(acme.delete(f"/api/snapshots/{first}"))
+        assert (await fetch(acme.post(f"{BOX}/snapshots", json={}))).status == 201
+
+
+async def test_forks_count_as_sandboxes_all_or_none(tmp_path: Path) -> None:
+    async with serve(tmp_path, sandboxes=3) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={}))
+        refused = await fetch(acme.post(f"{BOX}/fork", json={"count": 3}))
+        assert refused.status == 429
+        assert len((await fetch(acme.get("/api/sandboxes"))).body["sandboxes"]) == 1
+        assert (await fetch(acme.post(f"{BOX}/fork", json={"count": 2}))).status == 201
+        foreign = await fetch(acme.post(f"{BOX}/fork", json={"ids": ["other-box"]}))
+        assert foreign.status == 403
+
+
+async def test_snapshots_of_destroyed_sandboxes_count_as_disk(tmp_path: Path) -> None:
+    ceilings = {"disk": "20MB", "total_disk": "30MB"}
+    async with serve(tmp_path, **ceilings) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={}))
+        write = {"command": "head -c 9000000 /dev/urandom > f"}
+        assert (await fetch(acme.post(f"{BOX}/exec", json=write))).body["exit_code"] == 0
+        made = await fetch(acme.post(f"{BOX}/snapshots", json={}))
+        assert made.status == 201, made.body
+        await fetch(acme.delete(BOX))
+        body = {"limits": {"disk": "20MB"}}
+        assert (await fetch(acme.put(BOX, json=body))).status == 200
+        other = await fetch(acme.put("/api/sandboxes/acme-b", json={"limits": {"disk": "9MB"}}))
+        assert (other.status, other.body["error"]["fields"]["ceiling"]) == (429, "total_disk")
+        await fetch(acme.delete(f"/api/snapshots/{made.body['id']}"))
+        other = await fetch(acme.put("/api/sandboxes/acme-b", json={"limits": {"disk": "9MB"}}))
+        assert other.status == 200
+
+
+async def test_names_of_snapshots_are_those_of_a_key(tmp_path: Path) -> None:
+    async with (
+        serve(tmp_path) as server,
+        tenant(server, "acme") as acme,
+        tenant(server, "other") as other,
+    ):
+        url = "/api/sandboxes/other-box"
+        for client, box, text in ((acme, BOX, b"acme"), (other, url, b"other")):
+            await fetch(client.put(box, json={}))
+            await fetch(client.put(f"{box}/files?path=f", data=text))
+            made = await fetch(client.post(f"{box}/snapshots", json={"name": "prepared"}))
+            assert made.status == 201
+        created = await fetch(other.put(f"{url}2", json={"image": "snapshot:prepared"}))
+        assert created.status == 200, created.body
+        async with other.get(f"{url}2/files?path=f") as response:
+            assert await response.text() == "other"
+        own = (await fetch(acme.get("/api/snapshots/prepared"))).body["id"]
+        stolen = await fetch(other.put(f"{url}3", json={"snapshot": own}))
+        assert stolen.status == 403
+        async with operator(server) as admin:
+            for name, status in (("prepared", 404), (own, 200)):
+                assert (await fetch(admin.get(f"/api/snapshots/{name}"))).status == status
+
+
+async def test_a_policy_above_the_ceilings_is_not_forked(tmp_path: Path) -> None:
+    async with (
+        serve(tmp_path, egress=["pypi.org"]) as server,
+        tenant(server, "acme") as acme,
+        operator(server) as admin,
+    ):
+        await fetch(acme.put(BOX, json={}))
+        await fetch(admin.put(f"{BOX}/egress", json={"allowed_hosts": ["internal.example"]}))
+        refused = await fetch(acme.post(f"{BOX}/fork", json={}))
+        assert (refused.status, refused.body["error"]["fields"]["ceiling"]) == (403, "egress")
+        assert (await fetch(admin.post(f"{BOX}/fork", json={}))).status == 201
