@@ -18,7 +18,7 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
-	systemd-analyze=systemd
+	systemd-analyze=systemd umoci=umoci skopeo=skopeo mmdebstrap=mmdebstrap
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
