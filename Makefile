@@ -19,7 +19,8 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
 	systemd-analyze=systemd mkfs.xfs=xfsprogs linux.uml=user-mode-linux busybox=busybox-static \
-	docker-registry=docker-registry skopeo=skopeo umoci=umoci htpasswd=apache2-utils buildah=buildah
+	docker-registry=docker-registry skopeo=skopeo umoci=umoci htpasswd=apache2-utils buildah=buildah \
+	mmdebstrap=mmdebstrap
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -41,6 +42,8 @@ def store(tmp_path: Path) -> ImageStore:
     """An empty store of this host."""
     return open_store(str(tmp_path / "images"))
 
+
+DEBIAN = "bookworm"
 
 FAKE_HOST = {
     "etc/hostname": "db7.corp.example\n",
@@ -101,3 +104,29 @@ def layer_store(tmp_path: Path) -> Iterator[LayerStore]:
     store = LayerStore(str(home / "images"), home=str(home))
     yield store
     store.close()
+
+
+@pytest.fixture(scope="session")
+def debian_base() -> Path:
+    """A root file system of Debian with Python, as a tar archive that is made once per machine.
+
+    Making it takes one to two minutes: a test that uses it needs a timeout of 300 s.
+    """
+    program = shutil.which("mmdebstrap")
+    if program is None or os.geteuid() != 0:
+        pytest.skip("needs root and mmdebstrap")
+    path = Path("/var/tmp", f"smokebox-{DEBIAN}-minbase-1.tar")
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(lock, "rb"):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Others may write there.
+        if not path.exists() or path.lstat().st_uid != 0:
+            unfinished = path.with_suffix(".new.tar")
+            unfinished.unlink(missing_ok=True)
+            packages = "--include=python3-minimal,ca-certificates"
+            command = [program, "--quiet", "--variant=minbase", packages, DEBIAN, str(unfinished)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"mmdebstrap failed: {done.stderr[-500:]}")
+            unfinished.rename(path)
+    return path

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Collection, Iterable
 
     from smokebox.engine.images.layer_store import LayerStore, StoredLayer
 
@@ -97,10 +97,14 @@ async def unpack(
     )
 
 
-def tree(root: str | Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
+def tree(
+    root: str | Path, *, times: bool = True, skip: Collection[str] = ()
+) -> dict[str, tuple[object, ...]]:
     """Return type, mode, owner, content and time of everything below a directory."""
     found: dict[str, tuple[object, ...]] = {}
     for folder, folders, files in os.walk(root):
+        if folder == str(root):
+            folders[:] = [name for name in folders if name not in skip]
         for name in (*folders, *files):
             path = os.path.join(folder, name)
             at = os.lstat(path)

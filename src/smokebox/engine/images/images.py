@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image_files import ImageFiles
-    from smokebox.engine.images.layer_store import PruneResult, StoredLayer
+    from smokebox.engine.images.layer_store import LayerStore, PruneResult, StoredLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,14 @@ class Images:
     """
 
     def __init__(self, catalog: ImageCatalog, on_removed: Callable[[], Awaitable[None]]) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         # Called when layers were removed that jails of the pool may be mounted on.
         self._on_removed = on_removed
+
+    @property
+    def layer_store(self) -> LayerStore:
+        """The store of their layers."""
+        return self.catalog.layer_store
 
     async def load_oci(
         self,
@@ -98,7 +103,7 @@ class Images:
             ImageError: The archive is damaged.
             NotFound: It has no image for this machine.
         """
-        directory = self._catalog.layer_store.directory
+        directory = self.catalog.layer_store.directory
         await asyncio.to_thread(os.makedirs, directory, exist_ok=True)
         files = await asyncio.to_thread(ArchiveFiles, os.fspath(path), directory)
         with contextlib.closing(files):
@@ -132,27 +137,27 @@ class Images:
         """
         found = await self.find(name, scope)
         if scope is None and DIGEST.fullmatch(name):
-            await self._catalog.remove(name)
+            await self.catalog.remove(name)
         else:
-            if not await self._catalog.withdraw(name, found.digest, scope):
+            if not await self.catalog.withdraw(name, found.digest, scope):
                 raise Forbidden(
                     f"the image {name!r} belongs to the operator, who shares it.",
                     hint="Let the operator remove it.",
                     reason="scope",
                 )
-            if not await self._catalog.names(found.digest):
+            if not await self.catalog.names(found.digest):
                 # Whatever uses it keeps it until it is pruned.
                 with contextlib.suppress(Conflict):
-                    await self._catalog.remove(found.digest)
-        await self._removed(await self._catalog.sweep())
+                    await self.catalog.remove(found.digest)
+        await self._removed(await self.catalog.sweep())
 
     async def prune(self, *, unused_for: float = 0.0) -> PruneResult:
         """Remove images without a name that nothing refers to. See `ImageCatalog.prune`."""
-        return await self._removed(await self._catalog.prune(unused_for=unused_for))
+        return await self._removed(await self.catalog.prune(unused_for=unused_for))
 
     async def list(self, *, scope: str | None = None) -> builtins.list[ImageInfo]:
         """List the images that a scope may use, or all, the oldest first."""
-        return [await self._info(one, scope) for one in await self._catalog.list(scope=scope)]
+        return [await self._info(one, scope) for one in await self.catalog.list(scope=scope)]
 
     async def _removed(self, result: PruneResult) -> PruneResult:
         if result.layers:
@@ -161,7 +166,7 @@ class Images:
 
     async def find(self, name: str, scope: str | None = None) -> CatalogImage:
         """Return the image of a name or digest from the catalog. Raises `NotFound`."""
-        found = await self._catalog.find(name, scope=scope)
+        found = await self.catalog.find(name, scope=scope)
         if found is None:
             raise unknown(name)
         return found
@@ -169,7 +174,7 @@ class Images:
     async def _info(self, image: CatalogImage, scope: str | None) -> ImageInfo:
         return ImageInfo(
             digest=image.digest,
-            names=tuple(await self._catalog.names(image.digest, scope=scope)),
+            names=tuple(await self.catalog.names(image.digest, scope=scope)),
             source=image.source,
             size=image.size,
             layers=len(image.layers),
@@ -188,8 +193,8 @@ class Images:
     ) -> ImageInfo:
         config, digests = ImageConfig.from_oci(document.config), diff_ids(document.config)
         _check(config, digests, document, files.path)
-        store = self._catalog.layer_store
-        with self._catalog.lease():
+        store = self.catalog.layer_store
+        with self.catalog.lease():
             layers: list[StoredLayer] = []
             for number, (file, diff_id) in enumerate(zip(document.layers, digests, strict=True)):
                 below = digests[:number]
@@ -209,7 +214,7 @@ class Images:
                 manifest=document.manifest,
                 size=sum(layer.bytes or 0 for layer in layers),
             )
-            await self._catalog.put(image, names=names or document.names, scope=scope)
+            await self.catalog.put(image, names=names or document.names, scope=scope)
             return await self.inspect(document.digest)
 
 
