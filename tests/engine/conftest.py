@@ -11,6 +11,7 @@ import pytest_asyncio
 from engine.root_files import ME
 from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.host import Host
+from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.engine.workers import Workers
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture
 async def host(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
     """An engine without a pool, in a new state directory."""
-    async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
+    # Nothing listens there: an unknown image is not looked for in the network.
+    offline = RegistrySettings(default="127.0.0.1:1")
+    async with await Host.open(
+        tmp_path / "home", pool=0, images=layers, registries=offline
+    ) as host:
         yield host
 
 

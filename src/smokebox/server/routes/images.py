@@ -170,8 +170,7 @@ async def _known_name(call: ApiCall, name: str) -> str:
     with contextlib.suppress(NotFound):
         await call.host.images.find(name, scope=_scope(call))
         return name
-    is_digest = name.startswith("sha256:")
-    return call.host.registries.catalog_name(name) if not is_digest and is_reference(name) else name
+    return call.host.registries.catalog_name(name) if is_reference(name) else name
 
 
 def _info(image: EngineImage) -> ImageInfo:

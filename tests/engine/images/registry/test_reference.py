@@ -104,6 +104,7 @@ def test_errors_name_the_part_that_is_wrong(text: str, part: str) -> None:
         "snapshot:x",
         "recipe:x",
         "dir:x",
+        DIGEST,
     ],
 )
 def test_images_of_other_sources_are_no_references(image: str) -> None:

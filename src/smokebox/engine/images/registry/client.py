@@ -340,6 +340,8 @@ class RegistryClient:
 
 def _is_short(error: RegistryError) -> bool:
     """Return whether an error may be retried within this pull."""
+    if error.fields.get("connected") is False:
+        return False
     wanted = error.fields.get("retry_after")
     if isinstance(wanted, float):
         return wanted <= _MAX_RETRY_AFTER

@@ -87,7 +87,10 @@ class Reference:
 
 def is_reference(image: str) -> bool:
     """Tell whether an image is to be looked for in a registry; it may still be badly written."""
-    return image not in _OTHER_NAMES and not image.startswith(_OTHER_PREFIXES)
+    if image in _OTHER_NAMES or image.startswith(_OTHER_PREFIXES):
+        return False
+    # The digest of an image of the catalog, and of no repository.
+    return not _DIGEST.fullmatch(image)
 
 
 def parse_reference(text: str, default: str = DOCKER_HUB) -> Reference:

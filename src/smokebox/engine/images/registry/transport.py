@@ -234,7 +234,7 @@ def explained(url: Url) -> Iterator[None]:
             reason="private",
         ) from error
     except UnknownHost as error:
-        raise _network(f"the name {url.host} is not known", name) from error
+        raise _network(f"the name {url.host} is not known", name, connected=False) from error
     except ssl.SSLCertVerificationError as error:
         reason = error.verify_message or "it is not trusted"
         raise _network(f"the certificate of {name} cannot be verified: {reason}", name) from error
@@ -251,18 +251,19 @@ def explained(url: Url) -> Iterator[None]:
     except (ConnectionLost, MalformedMessage) as error:
         raise _network(f"the connection to {name} broke off", name) from error
     except ConnectionRefusedError as error:
-        raise _network(f"{name} refuses connections", name) from error
+        raise _network(f"{name} refuses connections", name, connected=False) from error
     except OSError as error:
         reason = (error.strerror or "no connection").lower()
         raise _network(f"{name} cannot be reached: {reason}", name) from error
 
 
-def _network(message: str, registry: str) -> RegistryError:
+def _network(message: str, registry: str, *, connected: bool = True) -> RegistryError:
     return RegistryError(
         f"{message}.",
         hint="Try again, or check the registry and the network of this machine.",
         reason="network",
         registry=registry,
+        connected=connected,
     )
 
 
