@@ -85,7 +85,7 @@ async def test_snapshots_of_destroyed_sandboxes_count_as_disk(tmp_path: Path) ->
         assert made.status == 201, made.body
         await fetch(acme.delete(BOX))
         body = {"limits": {"disk": "20MB"}}
-        assert (await fetch(acme.put(BOX, json=body))).status == 200
+        assert (await fetch(acme.put("/api/sandboxes/acme-a", json=body))).status == 200
         other = await fetch(acme.put("/api/sandboxes/acme-b", json={"limits": {"disk": "9MB"}}))
         assert (other.status, other.body["error"]["fields"]["ceiling"]) == (429, "total_disk")
         await fetch(acme.delete(f"/api/snapshots/{made.body['id']}"))

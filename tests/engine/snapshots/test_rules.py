@@ -11,7 +11,14 @@ import pytest
 from smokebox.egress.policy import Egress
 from smokebox.engine.host import Host
 from smokebox.engine.snapshots import snapshots as snapshots_module
-from smokebox.errors import Conflict, InvalidOption, LimitReached, NotFound, Unsupported
+from smokebox.errors import (
+    Conflict,
+    InvalidOption,
+    LimitReached,
+    NotFound,
+    SandboxGone,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -281,3 +288,30 @@ async def test_cancelling_a_snapshot_leaves_nothing_and_thaws(host: Host) -> Non
         assert (await sandbox.exec("echo alive", timeout=5)).stdout == "alive\n"
         await host.snapshots.delete("one")
         assert [name for name in layers_of(host) if name.startswith(".")] == []
+
+
+async def test_a_snapshot_after_destroyed_forks_has_only_what_changed(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.exec("head -c 2000000 /dev/urandom > large; sleep 0.05")
+    await sandbox.snapshots.create()
+    await sandbox.exec("echo 1 > f; sleep 0.05")
+    for fork in await host.fork("box", 2):
+        await fork.destroy()
+    await sandbox.snapshots.diff((await host.snapshots.list())[0].id)
+    await host.snapshots.collect()
+    assert (await sandbox.snapshots.create()).size < 100_000
+
+
+async def test_restore_ends_what_runs(host: Host) -> None:
+    sandbox = await host.create("box")
+    session = await sandbox.create_session("s")
+    await session.exec("mkdir d; cd d")
+    await sandbox.snapshots.create("one")
+    running = asyncio.create_task(sandbox.exec("sleep 1000"))
+    process = await sandbox.start_process("sleep 1000")
+    await asyncio.sleep(0.1)
+    await sandbox.snapshots.restore("one")
+    with pytest.raises(SandboxGone, match="restored to a snapshot"):
+        await running
+    assert (await session.exec("pwd")).stdout == "/workspace/d\n"
+    assert [one.id for one in await sandbox.processes.list()] in ([], [process.id])

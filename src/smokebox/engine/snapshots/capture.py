@@ -25,7 +25,9 @@ from smokebox.errors import LimitReached, StorageFull
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_FILE = "captured"
+# The latest state that a snapshot has, and the latest of all, if that is a later one: its layers
+# go with the forks that it was captured for.
+_LASTING, _BRANCHED = "captured", "branched"
 # So few files are copied while programs are frozen.
 _AT_ONCE_FILES, _AT_ONCE_BYTES = 16, 1 << 20
 
@@ -138,18 +140,29 @@ class Capture:
         for top in self.tops:
             os.close(top)
 
-    def save(self, directory: str, base: Sequence[str], layers: Sequence[str]) -> None:
-        """Remember the state that was captured, which these layers show."""
+    def save(
+        self, directory: str, base: Sequence[str], layers: Sequence[str], *, lasting: bool
+    ) -> None:
+        """Remember the state that was captured, which these layers show.
+
+        Args:
+            directory: The directory of the sandbox.
+            base: The layers that its upper layers are stacked on.
+            layers: The layers that show the state.
+            lasting: A snapshot has the state.
+        """
         captured = _Captured(
             base=list(base),
             layers=list(layers),
             tops=[_identity(top) for top in self.tops],
             indexes=tree_index.dump(self.indexes),
         )
-        path = os.path.join(directory, _FILE)
+        path = os.path.join(directory, _LASTING if lasting else _BRANCHED)
         with open(f"{path}.part", "wb") as file:
             file.write(msgspec.msgpack.encode(captured))
         os.rename(f"{path}.part", path)
+        if lasting:
+            _remove(directory, _BRANCHED)
 
     def _compare(self, opened: list[dict[str, int]] | None) -> None:
         self.indexes = [
@@ -172,18 +185,34 @@ def load_state(
     base: Sequence[str],
     targets: int,
     canonical: Callable[[Sequence[str]], tuple[str, ...]],
+    complete: Callable[[Sequence[str]], bool],
 ) -> CaptureState:
-    """Return the latest captured state of a sandbox, if its index is still of its upper layers.
+    """Return the latest captured state of a sandbox whose index is still of its upper layers.
 
     Args:
         directory: The directory of the sandbox.
         base: The layers that its upper layers are stacked on.
         targets: The number of upper layers.
         canonical: Returns the layers that a stack of them was merged to.
+        complete: Returns whether all layers of a stack exist.
     """
-    nothing = CaptureState(tuple(base))
+    for name in (_BRANCHED, _LASTING):
+        found = _load(directory, name, base, targets, canonical)
+        if found is not None and complete(found.layers):
+            return found
+    # All files are copied then.
+    return CaptureState(tuple(base))
+
+
+def _load(
+    directory: str,
+    name: str,
+    base: Sequence[str],
+    targets: int,
+    canonical: Callable[[Sequence[str]], tuple[str, ...]],
+) -> CaptureState | None:
     try:
-        with open(os.path.join(directory, _FILE), "rb") as file:
+        with open(os.path.join(directory, name), "rb") as file:
             captured = msgspec.msgpack.decode(file.read(), type=_Captured)
         tops = []
         for number in range(targets):
@@ -191,17 +220,21 @@ def load_state(
             with closing(os.open(path, LIST | os.O_CLOEXEC)) as fd:
                 tops.append(_identity(fd))
         if captured.tops != tops or canonical(captured.base) != canonical(base):
-            return nothing
+            return None
         return CaptureState(canonical(captured.layers), tree_index.load(captured.indexes))
     except (OSError, ValueError, msgspec.MsgspecError):
-        # All files are copied then.
-        return nothing
+        return None
 
 
 def forget_state(directory: str) -> None:
     """Remove the captured state of a sandbox whose upper layers are replaced."""
+    for name in (_BRANCHED, _LASTING):
+        _remove(directory, name)
+
+
+def _remove(directory: str, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(directory, _FILE))
+        os.unlink(os.path.join(directory, name))
 
 
 def _identity(fd: int) -> tuple[int, int]:

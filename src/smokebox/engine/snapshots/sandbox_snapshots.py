@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from dataclasses import dataclass, replace
@@ -140,7 +141,7 @@ class SandboxSnapshots(RunPart):
             found.append(ready)
 
         async with self._lock:
-            await self._capture(making, commit)
+            await self._capture(making, commit, lasting=True)
         self._snapshots.shorten(found[0])
         return snapshot_of(found[0])
 
@@ -335,14 +336,21 @@ class SandboxSnapshots(RunPart):
         )
 
     async def _capture(
-        self, making: SnapshotRow, commit: Callable[[SandboxState], Awaitable[None]]
+        self,
+        making: SnapshotRow,
+        commit: Callable[[SandboxState], Awaitable[None]],
+        *,
+        lasting: bool = False,
     ) -> None:
-        """Capture the state, and pass it to `commit`, which puts its layer into the record."""
+        """Capture the state, and pass it to `commit`, which puts its layer into the record.
+
+        It is `lasting` if it becomes a snapshot.
+        """
         self._working += 1
         await self._snapshots.reserve(making)
         try:
             async with self._quiet:
-                await self._capture_running_or_asleep(commit)
+                await self._capture_running_or_asleep(commit, lasting=lasting)
         except BaseException:
             await run_to_completion(self._snapshots.release(making))
             raise
@@ -350,10 +358,10 @@ class SandboxSnapshots(RunPart):
             self._working -= 1
 
     async def _capture_running_or_asleep(
-        self, commit: Callable[[SandboxState], Awaitable[None]]
+        self, commit: Callable[[SandboxState], Awaitable[None]], *, lasting: bool
     ) -> None:
         async def capture(row: SandboxRow) -> SandboxRow:
-            await _CaptureJob(self._context, row, None).run(commit)
+            await _CaptureJob(self._context, row, None, lasting=lasting).run(commit)
             return row
 
         while True:
@@ -366,7 +374,7 @@ class SandboxSnapshots(RunPart):
                 async with self._lifecycle.use() as current:
                     row = await self.row()
                     await self._flush()
-                    await _CaptureJob(self._context, row, current).run(commit)
+                    await _CaptureJob(self._context, row, current, lasting=lasting).run(commit)
                     return
             except SandboxGone:
                 # It fell asleep meanwhile, and is captured as it is then.
@@ -376,10 +384,16 @@ class SandboxSnapshots(RunPart):
 
 
 class _CaptureJob:
-    """One capture of a sandbox that runs, or with `run` None is kept from waking."""
+    """One capture of a sandbox that runs, or with `run` None is kept from waking.
 
-    def __init__(self, context: EngineContext, row: SandboxRow, run: Run | None) -> None:
+    It is `lasting` if it becomes a snapshot.
+    """
+
+    def __init__(
+        self, context: EngineContext, row: SandboxRow, run: Run | None, *, lasting: bool
+    ) -> None:
         self._context = context
+        self._lasting = lasting
         self._snapshots = context.snapshots
         self._row = row
         self._run = run
@@ -393,7 +407,12 @@ class _CaptureJob:
             await commit(await self._state(self._row.layers, None))
             return
         state = await asyncio.to_thread(
-            load_state, self._directory, self._row.layers, len(targets), self._snapshots.canonical
+            load_state,
+            self._directory,
+            self._row.layers,
+            len(targets),
+            self._snapshots.canonical,
+            self._snapshots.complete,
         )
         with self._snapshots.pinned((*state.layers, *self._row.layers, self._id)):
             if not self._snapshots.complete(state.layers):
@@ -452,7 +471,8 @@ class _CaptureJob:
             raise
         with contextlib.suppress(OSError):
             # Without it, the next one copies all files.
-            await self._work(capture.save, self._directory, self._row.layers, layers)
+            save = functools.partial(capture.save, lasting=self._lasting)
+            await self._work(save, self._directory, self._row.layers, layers)
         self._context.guard.set_stored(self._row.id, stored + layer.size)
         disk = await self._snapshots.disk_limit(self._row.id, self._row.limits.disk)
         await asyncio.to_thread(self._context.storage.confine, self._row.key, disk)
