@@ -186,6 +186,9 @@ def archive(kind: str) -> bytes:
         info = tarfile.TarInfo("in/link")
         info.type, info.linkname = tarfile.SYMTYPE, "file"
         tar.addfile(info)
+        info = tarfile.TarInfo("in/null")
+        info.type, info.devmajor, info.devminor = tarfile.CHRTYPE, 1, 3
+        tar.addfile(info)
     return buffer.getvalue()
 
 
@@ -195,6 +198,7 @@ async def test_unpacks_archives_that_add_takes(based: Host, kind: str) -> None:
     found = await tree(based, built.digest)
     assert status_of(found, "out/in/file") == ("0o640", 5, 6)
     assert found["out/in/link"][4] == b"file"
+    assert "out/in/null" not in found
     assert found["copied"][4]
 
 

@@ -15,7 +15,8 @@ from smokebox.engine.jail.spec import Owner
 from smokebox.types import Extracted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import tarfile
+    from collections.abc import Generator, Iterator
 
 MAX_BYTES = 64 << 30
 _CHUNK = 1 << 20
@@ -25,6 +26,14 @@ _USTAR = slice(257, 262)
 
 class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _RootReader(ArchiveReader):
+    """Extracts an archive that may be a root file system: its devices are left out."""
+
+    def _extract(self, member: tarfile.TarInfo, relative: str) -> Generator[None, bytes, None]:
+        if not (member.ischr() or member.isblk() or member.isfifo()):
+            yield from super()._extract(member, relative)
 
 
 def is_archive(start: bytes) -> bool:
@@ -39,7 +48,7 @@ def _compression(start: bytes) -> str:
 def unpack(archive: bytes | int, directory: str) -> None:
     """Unpack an archive, given as bytes or as an open file, into an empty directory.
 
-    Owners are kept where this process may set them.
+    Owners are kept where this process may set them. Devices are left out: a sandbox has its own.
 
     Raises:
         PathError: It is damaged, or a member leads out of the directory.
@@ -50,7 +59,7 @@ def unpack(archive: bytes | int, directory: str) -> None:
         privileged = os.geteuid() == 0
         owner = Owner(uid=os.geteuid(), gid=os.getegid(), count=1 << 16 if privileged else 1)
         files = RootedFiles(root, owner)
-        reader = ArchiveReader(
+        reader = _RootReader(
             files, root, "the archive", Extracted(), privileged, MAX_BYTES, exact=True
         )
         try:

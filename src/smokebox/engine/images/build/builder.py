@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import posixpath
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.build import instructions as dockerfile
@@ -56,7 +56,6 @@ class BuildSettings:
     use_cache: bool = True
     timeout: float | None = None
     keep: Callable[[BuildState], Awaitable[str]] | None = None
-    mirrors: dict[str, str] = field(default_factory=dict)
 
 
 class Builder:
@@ -279,7 +278,7 @@ class StageBuild:
                 (step.script or b"").decode(errors="surrogateescape"),
                 inputs,
             )
-            command = replace(step, env={**proxies, **self._settings.mirrors, **step.env})
+            command = replace(step, env={**proxies, **step.env})
 
             async def make() -> tuple[LayerReference, ...]:
                 opened = {

@@ -18,6 +18,7 @@ from e2b_dockerfile_utils import PatternMatcher
 
 from smokebox.engine.files.descriptors import SEARCH, closing, open_child
 from smokebox.engine.files.replacement import (
+    NewFile,
     Replacement,
     rename_in,
     temporary_name,
@@ -188,9 +189,11 @@ class Copier:
         elif entry.is_file:
             self._options.take(entry.size)
             before = lstat(parent, name)
+            # A layer of a copy that fails is dropped as a whole.
+            kind = NewFile if before is None else Replacement
             with (
                 closing(source.open(entry)) as content,
-                Replacement(parent, name, before) as file,
+                kind(parent, name, before) as file,
             ):
                 while chunk := os.read(content, _CHUNK):
                     write_all(file.fd, chunk)

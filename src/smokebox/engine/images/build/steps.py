@@ -71,6 +71,7 @@ class CommandOutcome:
 
 
 SCRIPT = "/run/smokebox/script"
+_APT, _APT_CONFIG = "/run/smokebox/apt.conf", b'APT::Sandbox::User "root";\n'
 
 
 class StepRunner:
@@ -140,7 +141,11 @@ class StepRunner:
                 await stack.enter_async_context(mounts.apply(placed, sources, self._secrets))
             await stack.enter_async_context(sandbox)
             if step.script is not None:
-                await asyncio.to_thread(_write_script, sandbox.directory, step.script)
+                await asyncio.to_thread(_write_shown, sandbox.directory, SCRIPT, step.script)
+            if self.single_id:
+                # apt drops to a user that a sandbox with one id does not have.
+                await asyncio.to_thread(_write_shown, sandbox.directory, _APT, _APT_CONFIG)
+                mounts.variables.setdefault("APT_CONFIG", _APT)
             exit_code = await self._execute(sandbox, step, mounts.variables, progress, timeout)
             if exit_code and not keep_failed:
                 return CommandOutcome(exit_code=exit_code, layers=())
@@ -231,9 +236,10 @@ def _read_or_none(files: RootedFiles, path: str) -> bytes | None:
         return None
 
 
-def _write_script(directory: str, script: bytes) -> None:
-    with open(os.path.join(directory, "run", "io", posixpath.basename(SCRIPT)), "xb") as file:
-        file.write(script)
+def _write_shown(directory: str, path: str, data: bytes) -> None:
+    """Write a file that a sandbox sees below /run/smokebox."""
+    with open(os.path.join(directory, "run", "io", posixpath.basename(path)), "xb") as file:
+        file.write(data)
         os.fchmod(file.fileno(), 0o755)
 
 
