@@ -50,3 +50,22 @@ def prefer_latency(slice_seconds: float, *, nice: int = 0) -> bool:
         if ctypes.get_errno() not in (errno.EPERM, errno.EACCES):
             break
     return False
+
+
+def prefer_session(nice: int) -> bool:
+    """Change the share of the CPU of the session that this process leads, against other sessions.
+
+    The kernel divides the CPU among sessions where no cgroup does (`sched_autogroup_enabled`), and
+    then the priority of a process counts inside its session only. Only root may raise a share.
+
+    Returns:
+        False if the session is that of another process, or the kernel refuses.
+    """
+    if os.getsid(0) != os.getpid():
+        return False
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(nice))
+    except OSError:
+        return False
+    return True
