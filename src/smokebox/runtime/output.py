@@ -25,7 +25,7 @@ class Decoder:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, data: bytes | memoryview) -> str:
+    def feed(self, data: bytes) -> str:
         """Decode `data`, up to an incomplete character at its end."""
         return self._decoder.decode(data)
 
@@ -183,8 +183,8 @@ class Collector:
 def _decode(data: bytes) -> str:
     if len(data) <= PIECE_SIZE:
         return data.decode("utf-8", "replace")
-    decoder, view = Decoder(), memoryview(data)
-    pieces = [decoder.feed(view[at : at + PIECE_SIZE]) for at in range(0, len(data), PIECE_SIZE)]
+    decoder = Decoder()
+    pieces = [decoder.feed(data[at : at + PIECE_SIZE]) for at in range(0, len(data), PIECE_SIZE)]
     return "".join((*pieces, decoder.finish()))
 
 
