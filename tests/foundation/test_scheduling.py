@@ -39,3 +39,55 @@ def test_slice_of_a_thread_is_not_that_of_its_children() -> None:
     if release >= (6, 12):
         assert own == 200_000
     assert child != 200_000
+
+
+# Prints the priority of the thread that asks, of another, and of a child.
+PRIORITIES = """
+import os, subprocess, threading, ctypes
+from smokebox.foundation.scheduling import prefer_latency
+
+assert prefer_latency(0.001, nice=-5)
+print(os.getpriority(os.PRIO_PROCESS, 0))
+thread = threading.Thread(target=lambda: print(os.getpriority(os.PRIO_PROCESS, 0)))
+thread.start()
+thread.join()
+print(subprocess.run(["nice"], capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
+def test_priority_of_a_thread_is_not_that_of_others() -> None:
+    assert run(PRIORITIES) == [-5, 0, 0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives up its rights here")
+def test_slice_is_set_where_the_priority_may_not_be_raised() -> None:
+    program = PRIORITIES.replace("\nassert", "\nos.setuid(65534)\nassert")
+    assert run(program) == [0, 0, 0]
+
+
+SESSION = """
+import os
+from smokebox.foundation.scheduling import prefer_session
+
+print(int(prefer_session(-5)))
+os.setsid()
+print(int(prefer_session(-5)))
+print(open("/proc/self/autogroup").read().split()[-1])
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/proc/self/autogroup"),
+    reason="only root may raise a share, of a kernel that has sessions of its own",
+)
+def test_share_of_a_session_is_raised_by_its_leader_only() -> None:
+    assert run(SESSION) == [0, 1, -5]
+
+
+def run(program: str) -> list[int]:
+    """Run a program that prints numbers, in the session of the tests."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return [int(word) for word in done.stdout.split()]

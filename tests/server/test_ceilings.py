@@ -408,3 +408,31 @@ async def test_lowered_profile_does_not_keep_a_tenant_from_its_sandboxes(tmp_pat
         assert (await fetch(tenant.post(f"/api/sandboxes/{PREFIX}a/sleep"))).status == 200
         assert (await fetch(tenant.post(f"/api/sandboxes/{PREFIX}a/wake"))).status == 200
         assert ceiling_of(await put(tenant, "c"), 429) == "sandboxes"
+
+
+async def group_of(server: RunningServer, id: str) -> str:
+    row = await server.state.host.sandbox(id).lifecycle.row()
+    assert row is not None
+    return row.settings.group
+
+
+async def test_sandboxes_of_a_tenant_share_the_cpu_of_one(tmp_path: Path) -> None:
+    """Its keys have one group, other tenants another, and the operator's sandboxes have none."""
+    async with (
+        serve(tmp_path) as server,
+        as_tenant(server) as tenant,
+        as_tenant(server, overlap=True) as colleague,
+        as_tenant(server, "other-") as other,
+        as_operator(server) as operator,
+    ):
+        await put(tenant, "one")
+        await put(colleague, "two")
+        await fetch(other.put("/api/sandboxes/other-box", json={}))
+        await fetch(operator.put(f"/api/sandboxes/{PREFIX}mine", json={}))
+        groups = [
+            await group_of(server, id)
+            for id in (f"{PREFIX}one", f"{PREFIX}two", "other-box", f"{PREFIX}mine")
+        ]
+    assert groups[0] == groups[1] != ""
+    assert groups[2] not in ("", groups[0])
+    assert groups[3] == ""

@@ -68,6 +68,9 @@ class SoakServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                # As a service has it: the kernel divides the CPU among sessions, where there is
+                # no cgroup, and the load would be in the server's.
+                start_new_session=True,
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
             )
         deadline = time.monotonic() + _READY_SECONDS

@@ -27,6 +27,8 @@ import msgspec
 from engine.leftovers import find_leftovers, sandbox_pids
 from short_directory import short_directory
 from smokebox import connect
+from smokebox.engine.context import tag_of
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.foundation.endpoint import socket_path
 from soak.attacks import ATTACKS
 from soak.hostile import HostileReport
@@ -163,8 +165,7 @@ class Soak:
             server.configure(origin=port, sandboxes=options.sandboxes + 32)
             server.start()
             tenants = await self._tenants()
-            # The sandboxes that are created ahead are there for the whole run.
-            await asyncio.sleep(_SETTLE_SECONDS)
+            await self._fill_pool()
             result.before = server.usage()
             *ordinary, hostile = [
                 await stack.enter_async_context(LoadProgram.start(name, setup))
@@ -186,6 +187,17 @@ class Soak:
         result.refusals = report.refusals
         await self._destroy_all()
         return result
+
+    async def _fill_pool(self) -> None:
+        """Let the server create sandboxes ahead, as it does from the first one on.
+
+        Each takes seven descriptors of the server: four sockets, two directories and a pidfd.
+        """
+        async with connect(f"unix:{socket_path(str(self._server.home))}") as operator:
+            first = operator.sandbox("first")
+            await first.wake()
+            await first.destroy()
+        await asyncio.sleep(_SETTLE_SECONDS)
 
     async def _windows(self) -> None:
         """Alternate quiet and hostile windows, and kill the server in the middle."""
@@ -288,10 +300,24 @@ async def soak(options: SoakOptions) -> SoakResult:
     finally:
         with contextlib.suppress(AssertionError):
             server.kill()
-        for pid in list(sandbox_pids(str(server.home))):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_sandboxes(str(server.home))
         shutil.rmtree(base, ignore_errors=True)
+
+
+def kill_sandboxes(home: str) -> None:
+    """Kill the sandboxes of a server that was killed, which keep running otherwise."""
+    detect().sweep([], prefix=f"{tag_of(home)}-")
+    for pid in list(sandbox_pids(home)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def soak_until_terminated(options: SoakOptions) -> SoakResult:
+    """Run a soak test that SIGTERM cancels, so that it leaves nothing running."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await soak(options)
 
 
 def free_port() -> int:
@@ -327,7 +353,11 @@ def main() -> int:
     parser.add_argument("--no-kill", action="store_true")
     words = vars(parser.parse_args())
     kill, attacks = not words.pop("no_kill"), tuple(words.pop("attacks").split(","))
-    result = asyncio.run(soak(SoakOptions(**words, attacks=attacks, kill=kill)))
+    options = SoakOptions(**words, attacks=attacks, kill=kill)
+    try:
+        result = asyncio.run(soak_until_terminated(options))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     sys.stdout.write(describe(result))
     return bool(result.errors or result.lost or result.latencies[ALL].ratio(99) > 2)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.egress.handler import load_handler
+from smokebox.engine.cpu_shares import CpuShares
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.expirations import Expirations
@@ -61,7 +62,8 @@ class EngineContext:
 
     `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
     maps ids to the egress handlers of this process; `load_handler` imports named ones. `traffic`
-    sums up all sandboxes, and `expirations` destroys those whose lifetime is over.
+    sums up all sandboxes, `expirations` destroys those whose lifetime is over, and `cpu_shares`
+    divides the CPU among groups of sandboxes.
     """
 
     home: Home
@@ -84,6 +86,7 @@ class EngineContext:
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
     expirations: Expirations = field(default_factory=Expirations)
+    cpu_shares: CpuShares = field(default_factory=CpuShares)
 
     def jailer(self, tier: str) -> Jailer:
         """Return the jailer of a tier. Raises `IsolationUnavailable`."""

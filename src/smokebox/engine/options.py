@@ -35,7 +35,10 @@ SNAPSHOT_PREFIX = "snapshot:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
-    """Checked options. None means that an option was not passed and keeps its value."""
+    """Checked options. None means that an option was not passed and keeps its value.
+
+    `group` is no option of users: admission sets it (see `RunSettings`).
+    """
 
     image: str | None = None
     tier: Tier | None = None
@@ -48,6 +51,7 @@ class CheckedOptions:
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None
+    group: str | None = None
     egress: SplitPolicy | None = None
     snapshot: str | None = None
 

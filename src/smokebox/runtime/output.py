@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 16 << 20
 FLUSH_SIZE = 4 << 20
+# Larger output is decoded in a thread, in pieces of this size: each keeps the interpreter.
+PIECE_SIZE = 256 << 10
 
 
 class Decoder:
@@ -63,6 +65,11 @@ class Output:
         self.truncated = False
 
     @property
+    def slow(self) -> bool:
+        """True if `finish` takes long, and belongs in a thread."""
+        return self.truncated or self._size > PIECE_SIZE
+
+    @property
     def needs_flush(self) -> bool:
         """True if `flush` should be called before the next `feed`."""
         return self._unflushed_size >= FLUSH_SIZE
@@ -87,7 +94,7 @@ class Output:
     def finish(self) -> CapturedStream:
         """Return the stream as text, with a marker line in place of omitted bytes."""
         if not self.truncated:
-            return CapturedStream(text=b"".join(self._head).decode("utf-8", "replace"))
+            return CapturedStream(text=_decode(b"".join(self._head)))
         self.flush()
         file = None
         if self._spill is not None:
@@ -95,9 +102,8 @@ class Output:
             file = self._spill.shown_path
         head = _trim_end(self._head[0])
         tail = _trim_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
-        text = head.decode("utf-8", "replace")
-        text += _marker(self._size - len(head) - len(tail), file)
-        text += tail.decode("utf-8", "replace")
+        marker = _marker(self._size - len(head) - len(tail), file)
+        text = _decode(head) + marker + _decode(tail)
         return CapturedStream(text=text, truncated=True, file=file)
 
     def abandon(self) -> None:
@@ -171,7 +177,15 @@ class Collector:
 
     @staticmethod
     async def _finish(output: Output) -> CapturedStream:
-        return await asyncio.to_thread(output.finish) if output.truncated else output.finish()
+        return await asyncio.to_thread(output.finish) if output.slow else output.finish()
+
+
+def _decode(data: bytes) -> str:
+    if len(data) <= PIECE_SIZE:
+        return data.decode("utf-8", "replace")
+    decoder = Decoder()
+    pieces = [decoder.feed(data[at : at + PIECE_SIZE]) for at in range(0, len(data), PIECE_SIZE)]
+    return "".join((*pieces, decoder.finish()))
 
 
 def _marker(count: int, file: str | None) -> str:

@@ -21,7 +21,7 @@ from smokebox.egress.policy import moved_options
 from smokebox.engine.names import check_id
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.options import refuse_unknown
-from smokebox.server.responses import respond_with_keepalive
+from smokebox.server.responses import json_response, respond_with_keepalive
 from smokebox.tenancy.scopes import READ, WRITE
 from smokebox.wire.codec import decode, whole
 
@@ -112,7 +112,7 @@ class ApiEndpoint:
             return value
         if value is None:
             return Response(status_code=204)
-        return Response(msgspec.json.encode(value), status_code=self.status, media_type=JSON)
+        return json_response(value, self.status)
 
 
 def endpoint(

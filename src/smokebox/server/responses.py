@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from smokebox.errors import DeadlineExceeded, SmokeboxError
 from smokebox.foundation import sse
 from smokebox.foundation.turns import start_in_turns
+from smokebox.server.json_pieces import encode_pieces, large_fields
 from smokebox.wire import HEARTBEAT
 from smokebox.wire.failure import failure_of
 
@@ -93,6 +94,44 @@ class ByteResponse(Response):
                 hint="Read it again.",
             )
         await send({"type": "http.response.body", "body": b""})
+
+
+class PiecewiseResponse(Response):
+    """A response with a large value as JSON, which is encoded while it is sent."""
+
+    def __init__(self, value: Any, large: Mapping[str, Any], status: int) -> None:
+        self.status_code = status
+        self.background = None
+        self.init_headers({"content-type": "application/json"})
+        self._value = value
+        self._large = large
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await self.send_body(send)
+
+    async def send_body(self, send: Send) -> None:
+        """Send the body, and let the loop do other work after each piece."""
+        for piece in encode_pieces(self._value, self._large):
+            async with _stall_timeout("received"):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def json_response(value: Any, status: int) -> Response:
+    """Return a response with a value as JSON."""
+    if large := large_fields(value):
+        return PiecewiseResponse(value, large, status)
+    data = msgspec.json.encode(value)
+    return Response(data, status_code=status, media_type="application/json")
 
 
 async def read_batches(call: ApiCall) -> AsyncGenerator[bytes, None]:
@@ -224,7 +263,11 @@ async def _respond_slowly(
         await _wait_for_either(task, disconnect)
     if task.done():
         # The request guard appends the error of a task that failed.
-        await send({"type": "http.response.body", "body": respond(task.result()).body})
+        response = respond(task.result())
+        if isinstance(response, PiecewiseResponse):
+            await response.send_body(send)
+        else:
+            await send({"type": "http.response.body", "body": response.body})
 
 
 async def _wait_for_either(*tasks: asyncio.Future[Any]) -> None:

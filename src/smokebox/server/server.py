@@ -20,7 +20,7 @@ from smokebox.engine import Host
 from smokebox.foundation import endpoint
 from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import socket_path
-from smokebox.foundation.scheduling import prefer_latency
+from smokebox.foundation.scheduling import prefer_latency, prefer_session
 from smokebox.foundation.signals import handle_signals
 from smokebox.server import websocket
 from smokebox.server.app import create_app
@@ -52,6 +52,8 @@ _CLOSING_SECONDS = 2
 _SWITCH_SECONDS = 0.0005
 # The event loop sleeps often: beside programs that compute, it would wait for 3 ms each time.
 _SLICE_SECONDS = 0.0001
+# Together the sandboxes have the weight of one process, and many of them run at once.
+_NICE = -10
 _IDLE_CHECK_SECONDS = 5.0
 
 
@@ -73,7 +75,8 @@ async def serve(
         drain.begin(keep=True)
 
     sys.setswitchinterval(_SWITCH_SECONDS)
-    prefer_latency(_SLICE_SECONDS)
+    prefer_latency(_SLICE_SECONDS, nice=_NICE)
+    prefer_session(_NICE)
     # Around everything: a signal must not interrupt putting sandboxes to sleep.
     with handle_signals((signal.SIGINT, signal.SIGTERM), stop):
         async with run_server(settings, drain) as server:

@@ -41,6 +41,11 @@ class Principal:
             return OPERATOR_IMAGES
         return self.prefix or f"!key-{self.id}"
 
+    @property
+    def group(self) -> str:
+        """Group of its sandboxes, which keys of one tenant share; "" for the operator."""
+        return "" if self.profile is None else f"{self.profile.name}/{self.prefix}"
+
     def check_scope(self, scope: str) -> None:
         """Raise `Forbidden` unless its key has the scope."""
         if scope not in self.scopes:

@@ -32,6 +32,13 @@ FREEZE_SECONDS = 2.0
 KILL_SECONDS = 5.0
 REMOVE_SECONDS = 2.0
 
+# Weight of a new cgroup where the CPU is contended, in the unit of version 1.
+CPU_WEIGHT = 1024
+# The same in version 2.
+_CPU_WEIGHT_V2 = 100
+# The kernel takes no less.
+_LEAST_CPU_SHARES = 2
+
 # Limit of the buffers of network sockets in version 1: a share of the limit of memory.
 BUFFERS = "memory.kmem.tcp.limit_in_bytes"
 _BUFFERS_SHARE = 8
@@ -114,6 +121,18 @@ class Cgroup:
             write(f"{self._paths['pids']}/pids.max", _or_max(limits.pids))
         if "cpu" in self._paths:
             self._limit_cpu(limits.cpu)
+
+    def set_cpu_weight(self, weight: int) -> None:
+        """Set its weight where the CPU is contended: `CPU_WEIGHT` is that of a new one."""
+        if "cpu" not in self._paths:
+            return
+        path = self._paths["cpu"]
+        with self._existing():
+            if self.placement.enforcement == "cgroup-v2":
+                value = max(1, round(weight * _CPU_WEIGHT_V2 / CPU_WEIGHT))
+                write(f"{path}/cpu.weight", str(value))
+            else:
+                write(f"{path}/cpu.shares", str(max(_LEAST_CPU_SHARES, weight)))
 
     def stats(self) -> JailStats:
         """Return the usage; memory excludes page cache that the kernel can reclaim."""

@@ -22,6 +22,9 @@ NAME = "smokebox"
 ENGINE = "smokebox-engine"
 CONTROLLERS = ("memory", "pids", "cpu")
 
+# That of all sandboxes together is 100: the engine runs soon, and seldom.
+_ENGINE_WEIGHT = 1000
+
 # The first process of a new cgroup is attached milliseconds after it was created.
 IDLE_SECONDS = 60.0
 
@@ -79,6 +82,8 @@ class CgroupPlacement:
             wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in self.parents)
             for directory in (os.path.dirname(self.core), self.core):
                 write(f"{directory}/cgroup.subtree_control", wanted)
+            if self.crowded and "cpu" in self.parents:
+                write_if_exists(f"{self.crowded}/{ENGINE}/cpu.weight", str(_ENGINE_WEIGHT))
 
 
 def survey(*, mountinfo: str, membership: str, privileged: bool) -> CgroupPlacement:

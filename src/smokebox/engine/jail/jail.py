@@ -195,6 +195,10 @@ class Jail:
         """Change the limits of its cgroup."""
         await asyncio.to_thread(self._cgroup.set_limits, limits)
 
+    def set_cpu_weight(self, weight: int) -> None:
+        """Set the weight of its cgroup where the CPU is contended. Blocks briefly."""
+        self._cgroup.set_cpu_weight(weight)
+
     async def kill(self) -> None:
         """Kill all its processes, wait for them, and remove its cgroup. Safe to repeat."""
         if self._closed:

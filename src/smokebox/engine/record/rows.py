@@ -33,7 +33,7 @@ class RunSettings:
     """Settings of a sandbox and its runs.
 
     `sleep_after` is idle seconds, and `lifetime` seconds from creation to destruction; None is
-    never.
+    never. The awake sandboxes of a `group` share the CPU weight of one; "" is no group.
     """
 
     sleep_after: float | None = 600.0
@@ -42,6 +42,7 @@ class RunSettings:
     ephemeral: bool = False
     cwd: str = DEFAULT_CWD
     user: str = "root"
+    group: str = ""
 
     @property
     def idle_timeout(self) -> float | None:

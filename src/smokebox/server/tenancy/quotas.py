@@ -7,7 +7,7 @@ this moment, so that concurrent requests cannot both get the last place.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from smokebox.errors import LimitReached
@@ -68,6 +68,7 @@ class Quotas:
         if options.snapshot is not None:
             image = (await self.host.snapshots.row(options.snapshot)).image
         options = complete_options(principal, options, self._settings, image=image)
+        options = replace(options, group=principal.group)
         assert options.limits is not None
         async with self._reserve(principal, id, options.limits):
             yield options
