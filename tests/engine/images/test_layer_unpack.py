@@ -127,6 +127,8 @@ async def test_files_have_the_owners_modes_and_times_of_the_archive(
 
 
 async def test_whiteouts_become_those_of_the_kernel(layer_store: LayerStore) -> None:
+    below = archive([folder("a"), file("a/gone"), folder("b"), file("b/gone")])
+    await unpack(layer_store, below)
     layer = await unpack(
         layer_store,
         [
@@ -143,7 +145,12 @@ async def test_whiteouts_become_those_of_the_kernel(layer_store: LayerStore) -> 
             folder("after"),
             file(".wh.after"),
             file(".wh..wh.plnk"),
+            # Where nothing is below, the kernel would list these as files.
+            folder("own"),
+            file("own/.wh.nothing"),
+            file("b/.wh.nothing"),
         ],
+        below=[below],
     )
     at = Path(layer.path)
     assert is_whiteout(os.lstat(at / "a/gone"))
@@ -154,7 +161,8 @@ async def test_whiteouts_become_those_of_the_kernel(layer_store: LayerStore) -> 
         opaque.append(is_opaque(fd))
         os.close(fd)
     assert opaque == [False, True, True, True]
-    assert sorted(os.listdir(at)) == ["a", "after", "b", "before", "file"]
+    assert sorted(os.listdir(at)) == ["a", "after", "b", "before", "file", "own"]
+    assert (os.listdir(at / "own"), os.listdir(at / "b")) == ([], ["kept"])
     members = listed(await pack(layer_store, layer))
     assert {"a/.wh.gone", "b/.wh..wh..opq", "before/.wh..wh..opq"} <= set(members)
     assert await pack(layer_store, await unpack(layer_store, await pack(layer_store, layer)))

@@ -21,6 +21,7 @@ from smokebox.engine.images.overlay import (
     OVERLAY,
     LowerEntry,
     LowerView,
+    is_opaque,
     is_whiteout,
     make_whiteout,
     set_opaque,
@@ -85,6 +86,7 @@ class LayerWriter:
         self._view = view
         self._times: dict[str, int] = {}
         self._opaque_top = False
+        self._whiteouts: set[str] = set()
         # The directory of the last entry, which is often that of the next one too.
         self._last_folder: tuple[str, int] | None = None
 
@@ -98,6 +100,8 @@ class LayerWriter:
         """Hide what an opaque root hides, and set the times of directories."""
         if self._opaque_top:
             self._hide_all()
+        for path in sorted(self._whiteouts):
+            self._drop_useless(path)
         self.close()
         for path, mtime_ns in reversed(self._times.items()):
             checkpoint()
@@ -194,6 +198,7 @@ class LayerWriter:
         folder, name = self._place(path)
         try:
             make_whiteout(folder, name)
+            self._whiteouts.add(path)
         except FileExistsError:
             found = lstat(folder, name)
             if found is not None and stat_bits.S_ISDIR(found.st_mode):
@@ -207,6 +212,30 @@ class LayerWriter:
             set_opaque(self._folder(path))
         else:
             self._opaque_top = True
+
+    def _drop_useless(self, path: str) -> None:
+        """Remove a whiteout from a directory that is merged with none below.
+
+        The kernel lists the names in such a directory as they are, and would show it.
+        """
+        checkpoint()
+        parent, name = posixpath.split(path)
+        if not parent:
+            return
+        with contextlib.suppress(OSError), closing(self._open(parent)) as folder:
+            found = lstat(folder, name)
+            if found is not None and is_whiteout(found) and not self._is_merged(parent):
+                os.unlink(name, dir_fd=folder)
+
+    def _is_merged(self, path: str) -> bool:
+        at = ""
+        for name in path.split("/"):
+            at = posixpath.join(at, name)
+            with closing(self._open(at)) as fd:
+                if is_opaque(fd):
+                    return False
+        lower = self._view().find(path)
+        return lower is not None and stat_bits.S_ISDIR(lower.stat.st_mode)
 
     def _hide_all(self) -> None:
         # Overlays merge the roots of their layers in any case.
