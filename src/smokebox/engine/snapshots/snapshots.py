@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk import measure
 from smokebox.engine.files.descriptors import LIST, closing
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.jail import make_directories
@@ -363,12 +364,13 @@ class Snapshots:
                 trees = [one.path for one in self.folder.layers(ids) if one.target == place]
                 path = os.path.join(target, str(number))
                 await self.workers.run(Job(), layer_merge.write_merged, trees, path)
+            usage = await asyncio.to_thread(measure, target)
             await asyncio.to_thread(self.folder.complete, id, targets)
             row = SnapshotLayerRow(
                 id=id,
                 sandbox_id=sandbox_id,
-                size=sum(one.size for one in run),
-                files=sum(one.files for one in run),
+                size=usage.bytes,
+                files=usage.inodes,
                 created_at=time.time(),
                 merged=ids,
             )
