@@ -64,6 +64,7 @@ class Capture:
     tops: list[int] = field(default_factory=list)
     indexes: list[TreeIndex] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -123,6 +124,11 @@ class Capture:
         check(self)
         self._make_writers()
         parts = zip(self.writers, self.tops, self.deltas, self.indexes, strict=True)
+        # Mounts of a sandbox are limited: a tree without changes is not one of them.
+        self.changed = [
+            "" if delta.empty else target
+            for delta, target in zip(self.deltas, self.targets, strict=True)
+        ]
         for writer, top, delta, index in parts:
             # The attributes of the top come from the uppermost layer.
             delta.directories = {"": delta.directories.get("", False), **delta.directories}

@@ -36,10 +36,11 @@ class LayerFolder:
             Layer(path=os.path.join(self.path, id, str(number)), target=target)
             for id in ids
             for number, target in enumerate(self.targets(id))
+            if target
         )
 
     def targets(self, id: str) -> tuple[str, ...]:
-        """Return the mount targets of the trees of a layer, in their order."""
+        """Return the mount targets of the trees of a layer; empty for a tree without files."""
         if id not in self._targets:
             try:
                 with open(os.path.join(self.path, id, _TARGETS), encoding="utf-8") as file:

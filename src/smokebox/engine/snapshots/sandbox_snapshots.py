@@ -455,7 +455,7 @@ class _CaptureJob:
             await commit(state)
             return
         await self._work(capture.flush)
-        await self._work(self._snapshots.folder.complete, self._id, capture.targets)
+        await self._work(self._snapshots.folder.complete, self._id, capture.changed)
         layers = (self._id, *capture.before.layers)
         layer = SnapshotLayerRow(
             id=self._id,

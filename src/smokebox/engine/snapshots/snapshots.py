@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk import measure
 from smokebox.engine.files.descriptors import LIST, closing
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.jail import make_directories
@@ -218,14 +219,15 @@ class Snapshots:
         """Create the upper layers of a sandbox that has none, like the layer below them."""
         if row.layers:
             directory = self._storage.directory(row.key)
-            await asyncio.to_thread(self._prepare, directory, row.layers[0], image)
+            await asyncio.to_thread(self._prepare, directory, row.layers, image)
 
-    def _prepare(self, directory: str, id: str, image: Image) -> None:
+    def _prepare(self, directory: str, ids: Sequence[str], image: Image) -> None:
         if os.path.exists(f"{directory}/data/upper/0"):
             return
         targets = sorted({layer.target for layer in image.layers})
         make_directories(directory, len(targets))
-        for layer in self.folder.layers([id]):
+        # The uppermost layer of each target comes last.
+        for layer in reversed(self.folder.layers(ids)):
             if layer.target in targets:
                 number = targets.index(layer.target)
                 copy_top(layer.path, f"{directory}/data/upper/{number}")
@@ -356,19 +358,20 @@ class Snapshots:
         id = new_global_id("layer")
         ids = tuple(one.id for one in run)
         check_room(self._home.path, sum(one.size for one in run), used=0, limit=None)
-        targets = sorted({target for one in ids for target in self.folder.targets(one)})
+        targets = sorted({target for one in ids for target in self.folder.targets(one)} - {""})
         target = await asyncio.to_thread(self.folder.begin, id)
         try:
             for number, place in enumerate(targets):
                 trees = [one.path for one in self.folder.layers(ids) if one.target == place]
                 path = os.path.join(target, str(number))
                 await self.workers.run(Job(), layer_merge.write_merged, trees, path)
+            usage = await asyncio.to_thread(measure, target)
             await asyncio.to_thread(self.folder.complete, id, targets)
             row = SnapshotLayerRow(
                 id=id,
                 sandbox_id=sandbox_id,
-                size=sum(one.size for one in run),
-                files=sum(one.files for one in run),
+                size=usage.bytes,
+                files=usage.inodes,
                 created_at=time.time(),
                 merged=ids,
             )
