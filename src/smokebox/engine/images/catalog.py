@@ -309,7 +309,7 @@ class ImageCatalog:
         images = [_image(row) for row in await self._record.images()]
         used = {layer.id for image in images for layer in image.layers}
         for step in await self._record.build_steps():
-            used.update(id for id, _ in json.loads(step.layers))
+            used.update(id for id, _ in json.loads(step.stored))
         return used
 
     async def _unused(self, before: float) -> set[str]:
