@@ -231,14 +231,14 @@ class RestoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRow:
-    """An image that this host knows; `config`, `layers` and `manifest` are JSON.
+    """An image that this host knows; `config` and `manifest` are JSON, `layers` ids with targets.
 
     `base` is the name or digest of the image below its layers, empty if it is whole.
     """
 
     digest: str
     config: str
-    layers: str
+    layers: tuple[tuple[str, str], ...]
     base: str
     source: str
     manifest: str
