@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from smokebox.engine.files.trees import walk
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.engine.images.build.step_sandbox import StepSandbox, StepSettings
-from smokebox.types import BuildEvent, ContextEntry
+from smokebox.wire.builds import BuildEvent, ContextEntry
 
 if TYPE_CHECKING:
     from smokebox.engine.files.rooted_files import RootedFiles

@@ -11,7 +11,7 @@ from building import BASE, build, build_base
 from smokebox.engine.host import Host
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.errors import BuildFailed, NotFound
-from smokebox.types import ContextEntry
+from smokebox.wire.builds import ContextEntry
 
 if TYPE_CHECKING:
     from pathlib import Path

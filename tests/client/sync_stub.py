@@ -40,7 +40,6 @@ from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Backup,
     BackupProgress,
-    BuildEvent,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -73,6 +72,7 @@ from smokebox.types import (
     TerminalInfo,
     WatchEvent,
 )
+from smokebox.wire.builds import BuildEvent
 from smokebox.wire import responses, submissions
 from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 

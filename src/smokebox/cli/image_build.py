@@ -14,7 +14,7 @@ from smokebox.errors import BuildFailed, InvalidOption
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
-    from smokebox.types import BuildEvent
+    from smokebox.wire.builds import BuildEvent
 
 
 def build(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from e2b_dockerfile_utils import PatternMatcher
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, from_os_error
-from smokebox.types import ContextEntry
+from smokebox.wire.builds import ContextEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from smokebox.egress.policy import parse_egress
 from smokebox.errors import PathError, ServiceUnavailable, from_os_error
 from smokebox.limits import limits_to_json
 from smokebox.options import refuse_unknown
-from smokebox.types import BuildEvent
+from smokebox.wire.builds import BuildEvent
 from smokebox.wire.codec import decode
 from smokebox.wire.requests import BuildImage, FindContents
 from smokebox.wire.responses import MissingContents

@@ -20,7 +20,6 @@ from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Backup,
     BackupProgress,
-    BuildEvent,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -54,6 +53,7 @@ from smokebox.types import (
     WatchEvent,
 )
 from smokebox.wire import responses, submissions
+from smokebox.wire.builds import BuildEvent
 from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 
 S = TypeVar("S", bound=Sandbox)

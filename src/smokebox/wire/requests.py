@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from smokebox.types import ContextEntry
+from smokebox.wire.builds import ContextEntry
 
 Command = str | list[str]
 Limits = str | dict[str, Any]

@@ -135,7 +135,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
         CREATE TABLE build_steps (
-            scope TEXT NOT NULL, key TEXT NOT NULL, result TEXT NOT NULL, layers TEXT NOT NULL,
+            scope TEXT NOT NULL, key TEXT NOT NULL, result TEXT NOT NULL, stored TEXT NOT NULL,
             created_at REAL NOT NULL, used_at REAL NOT NULL,
             PRIMARY KEY (scope, key)
         )

@@ -24,14 +24,14 @@ from smokebox.engine.images.build.steps import StepRunner
 from smokebox.engine.jail.uid_ranges import privileged
 from smokebox.errors import DeadlineExceeded, InvalidOption
 from smokebox.limits import Limits
-from smokebox.types import BuildEvent
+from smokebox.wire.builds import BuildEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.build.state import BuildState
-    from smokebox.types import ContextEntry
+    from smokebox.wire.builds import ContextEntry
 
 MAX_SECRET = 512 << 10
 

@@ -67,7 +67,7 @@ class BuildCache:
             scope=scope,
             key=key,
             result=result or key,
-            layers=text,
+            stored=text,
             created_at=now if created_at is None else created_at,
             used_at=now,
         )
@@ -80,4 +80,4 @@ class BuildCache:
 
 
 def _load(row: BuildStepRow) -> tuple[LayerReference, ...]:
-    return tuple(LayerReference(id=id, target=target) for id, target in json.loads(row.layers))
+    return tuple(LayerReference(id=id, target=target) for id, target in json.loads(row.stored))

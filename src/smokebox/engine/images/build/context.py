@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.errors import InvalidOption, NotFound, RequestTooLarge
 from smokebox.foundation.ids import new_id
-from smokebox.types import ContextEntry
+from smokebox.wire.builds import ContextEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Iterable, Iterator, Sequence

@@ -7,7 +7,7 @@ import codecs
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.types import BuildEvent
+from smokebox.wire.builds import BuildEvent
 
 if TYPE_CHECKING:
     from smokebox.engine.images.build.instructions import Instruction

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.files.rooted_files import RootedFiles
     from smokebox.engine.images.build.context import ContentStore, ContextTree
-    from smokebox.types import ContextEntry
+    from smokebox.wire.builds import ContextEntry
 
 _MAX_LINKS = 40
 _CHUNK = 1 << 20
