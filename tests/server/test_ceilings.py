@@ -429,10 +429,10 @@ async def test_sandboxes_of_a_tenant_share_the_cpu_of_one(tmp_path: Path) -> Non
         await put(colleague, "two")
         await fetch(other.put("/api/sandboxes/other-box", json={}))
         await fetch(operator.put(f"/api/sandboxes/{PREFIX}mine", json={}))
-        groups = [
-            await group_of(server, id)
-            for id in (f"{PREFIX}one", f"{PREFIX}two", "other-box", f"{PREFIX}mine")
-        ]
+        # One of the operator's that the tenant may fork.
+        await fetch(tenant.post(f"/api/sandboxes/{PREFIX}mine/fork", json={"ids": [f"{PREFIX}3"]}))
+        ids = (f"{PREFIX}one", f"{PREFIX}two", "other-box", f"{PREFIX}mine", f"{PREFIX}3")
+        groups = [await group_of(server, id) for id in ids]
     assert groups[0] == groups[1] != ""
     assert groups[2] not in ("", groups[0])
-    assert groups[3] == ""
+    assert groups[3:] == ["", groups[0]]

@@ -288,11 +288,12 @@ class Host:
         row = await source.snapshots.row()
         options = CheckedOptions(image=row.image, tier=check_tier(row.tier), limits=row.limits)
         async with contextlib.AsyncExitStack() as stack:
-            limits = {}
+            limits, group = {}, None
             for one in chosen:
                 admitted = await stack.enter_async_context(self._context.admit(one, options))
                 limits[one] = admitted.limits or row.limits
-            for fork in await source.snapshots.fork(limits):
+                group = admitted.group
+            for fork in await source.snapshots.fork(limits, group=group):
                 self._context.expirations.set(fork.id, fork.expires_at)
                 if fork.settings.cwd != DEFAULT_CWD:
                     self._context.cwds[fork.id] = fork.settings.cwd

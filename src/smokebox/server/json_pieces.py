@@ -6,6 +6,7 @@ one command.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,15 @@ PIECE_ITEMS = 500
 
 def large_fields(value: object) -> dict[str, Any]:
     """Return the large texts and lists of a dataclass or a struct, by field."""
-    names: tuple[str, ...] = ()
-    if isinstance(value, msgspec.Struct):
-        names = value.__struct_fields__
-    elif is_dataclass(value):
-        names = tuple(one.name for one in fields(value))
-    found = {name: getattr(value, name) for name in names}
-    return {name: one for name, one in found.items() if _is_large(one)}
+    found: dict[str, Any] = {}
+    for name in _field_names(type(value)):
+        field = getattr(value, name)
+        if isinstance(field, str):
+            if len(field) > PIECE_LENGTH:
+                found[name] = field
+        elif isinstance(field, list) and len(field) > PIECE_ITEMS:
+            found[name] = field
+    return found
 
 
 def encode_pieces(value: Any, large: Mapping[str, Any]) -> Iterator[bytes]:
@@ -44,10 +47,11 @@ def encode_pieces(value: Any, large: Mapping[str, Any]) -> Iterator[bytes]:
     yield rest
 
 
-def _is_large(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) > PIECE_LENGTH
-    return isinstance(value, list) and len(value) > PIECE_ITEMS
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _encode_field(field: str | list[Any]) -> Iterator[bytes]:

@@ -188,7 +188,9 @@ class SandboxSnapshots(RunPart):
         await self._snapshots.collect()
         return snapshot_of(target)
 
-    async def fork(self, limits: Mapping[str, Limits]) -> list[SandboxRow]:
+    async def fork(
+        self, limits: Mapping[str, Limits], *, group: str | None = None
+    ) -> list[SandboxRow]:
         """Record sandboxes that go on from the present state: all or none. They start when used.
 
         They have the image, egress policy, environment, labels and settings of this one, and
@@ -197,6 +199,7 @@ class SandboxSnapshots(RunPart):
 
         Args:
             limits: Limits of the new sandboxes by their ids.
+            group: Group of the new sandboxes (see `RunSettings`); by default that of this one.
 
         Raises:
             Conflict: An id is taken.
@@ -204,7 +207,7 @@ class SandboxSnapshots(RunPart):
         forks: list[SandboxRow] = []
 
         async def commit(state: SandboxState) -> None:
-            forks.extend(self._fork_of(state, id, limits[id]) for id in limits)
+            forks.extend(self._fork_of(state, id, limits[id], group) for id in limits)
             sessions = [
                 put(replace(session, sandbox_id=fork.id))
                 for fork in forks
@@ -317,8 +320,10 @@ class SandboxSnapshots(RunPart):
                 return one.id
         return state.row.snapshot or None
 
-    def _fork_of(self, state: SandboxState, id: str, limits: Limits) -> SandboxRow:
-        at = time.time()
+    def _fork_of(
+        self, state: SandboxState, id: str, limits: Limits, group: str | None
+    ) -> SandboxRow:
+        at, settings = time.time(), state.row.settings
         return replace(
             state.row,
             id=id,
@@ -328,6 +333,7 @@ class SandboxSnapshots(RunPart):
             status="idle",
             generation=0,
             limits=limits,
+            settings=settings if group is None else replace(settings, group=group),
             jail=None,
             stop_reason=None,
             stop_cause=None,
