@@ -6,7 +6,6 @@ one command.
 
 from __future__ import annotations
 
-import functools
 import secrets
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -47,11 +46,17 @@ def encode_pieces(value: Any, large: Mapping[str, Any]) -> Iterator[bytes]:
     yield rest
 
 
-@functools.cache
+_known_names: dict[type, tuple[str, ...]] = {}
+
+
 def _field_names(kind: type) -> tuple[str, ...]:
-    if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
-    return tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
+    names = _known_names.get(kind)
+    if names is None:
+        names = tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
+        if issubclass(kind, msgspec.Struct):
+            names = kind.__struct_fields__
+        _known_names[kind] = names
+    return names
 
 
 def _encode_field(field: str | list[Any]) -> Iterator[bytes]:
