@@ -371,6 +371,7 @@ class Host:
         await self._context.backups.take_over()
         await self._context.catalog.sweep()
         await self._context.snapshots.take_over()
+        await asyncio.to_thread(self._builds.content.prune)
         rows = await self._context.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
         self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})

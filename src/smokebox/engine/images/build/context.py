@@ -11,7 +11,6 @@ import hashlib
 import os
 import posixpath
 import re
-import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -118,10 +117,6 @@ class ContentStore:
                 for path in old:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
-
-    def clear(self, *, scope: str = "") -> None:
-        """Remove all contents of a scope."""
-        shutil.rmtree(self._scope(scope), ignore_errors=True)
 
     def _scope(self, scope: str) -> str:
         name = hashlib.sha256(scope.encode()).hexdigest()[:32]

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import posixpath
-import shutil
 import stat as stat_bits
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -61,10 +60,6 @@ class CacheDirectories:
         async with self._locks.setdefault(path, asyncio.Lock()):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             yield path
-
-    def clear(self, scope: str) -> None:
-        """Remove the caches of a scope."""
-        shutil.rmtree(os.path.join(self._directory, _hash(scope)), ignore_errors=True)
 
 
 def _hash(text: str) -> str:
