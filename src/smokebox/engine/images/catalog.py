@@ -309,7 +309,7 @@ class ImageCatalog:
         images = [_image(row) for row in await self._record.images()]
         used = {layer.id for image in images for layer in image.layers}
         for step in await self._record.build_steps():
-            used.update(id for id, _ in json.loads(step.layers))
+            used.update(id for id, _ in step.layers)
         return used
 
     async def _unused(self, before: float) -> set[str]:
@@ -382,11 +382,10 @@ def _matches(scope: str, wanted: str | None) -> bool:
 
 
 def _row(image: CatalogImage) -> ImageRow:
-    layers = [[layer.id, layer.target] for layer in image.layers]
     return ImageRow(
         digest=image.digest,
         config=json.dumps(image.config.to_oci()),
-        layers=json.dumps(layers),
+        layers=tuple((layer.id, layer.target) for layer in image.layers),
         base=image.base,
         source=image.source,
         manifest=image.manifest,
@@ -397,7 +396,7 @@ def _row(image: CatalogImage) -> ImageRow:
 
 
 def _image(row: ImageRow) -> CatalogImage:
-    layers = tuple(LayerReference(id=id, target=at) for id, at in json.loads(row.layers))
+    layers = tuple(LayerReference(id=id, target=at) for id, at in row.layers)
     return CatalogImage(
         digest=row.digest,
         config=ImageConfig.from_oci(json.loads(row.config)),

@@ -231,14 +231,15 @@ class RestoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRow:
-    """An image that this host knows; `config`, `layers` and `manifest` are JSON.
+    """An image that this host knows; `config` and `manifest` are JSON.
 
+    `layers` are the ids of its layers in the store with their targets, the uppermost first.
     `base` is the name or digest of the image below its layers, empty if it is whole.
     """
 
     digest: str
     config: str
-    layers: str
+    layers: tuple[tuple[str, str], ...]
     base: str
     source: str
     manifest: str
@@ -251,14 +252,14 @@ class ImageRow:
 class BuildStepRow:
     """A finished step of a build, which later builds of its scope take instead of running it.
 
-    `layers` are the ids of its layers in the store with their targets, in JSON; a step may have
-    none. `key` hashes all that the step depends on, and `result` is the key of the state after it.
+    `layers` are the ids of its layers in the store with their targets; a step may have none.
+    `key` hashes all that the step depends on, and `result` is the key of the state after it.
     """
 
     scope: str
     key: str
     result: str
-    layers: str
+    layers: tuple[tuple[str, str], ...]
     created_at: float
     used_at: float
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -62,12 +61,11 @@ class BuildCache:
     ) -> CachedStep:
         """Record a finished step. `result` is the key of the state after it, by default `key`."""
         now = time.time()
-        text = json.dumps([[layer.id, layer.target] for layer in layers])
         row = BuildStepRow(
             scope=scope,
             key=key,
             result=result or key,
-            layers=text,
+            layers=tuple((layer.id, layer.target) for layer in layers),
             created_at=now if created_at is None else created_at,
             used_at=now,
         )
@@ -80,4 +78,4 @@ class BuildCache:
 
 
 def _load(row: BuildStepRow) -> tuple[LayerReference, ...]:
-    return tuple(LayerReference(id=id, target=target) for id, target in json.loads(row.layers))
+    return tuple(LayerReference(id=id, target=target) for id, target in row.layers)
