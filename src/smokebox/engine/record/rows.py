@@ -231,8 +231,9 @@ class RestoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRow:
-    """An image that this host knows; `config` and `manifest` are JSON, `layers` ids with targets.
+    """An image that this host knows; `config` and `manifest` are JSON.
 
+    `layers` are the ids of its layers in the store with their targets, the uppermost first.
     `base` is the name or digest of the image below its layers, empty if it is whole.
     """
 
