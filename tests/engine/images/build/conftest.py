@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from building import build_base
 from smokebox.engine.host import Host
+from smokebox.engine.images.registry.access import RegistrySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 @pytest_asyncio.fixture
 async def based(tmp_path: Path) -> AsyncIterator[Host]:
     """An engine with the image `base:1`, in a new state directory."""
-    async with await Host.open(tmp_path / "home", pool=0) as host:
+    # Nothing listens there: an unknown base is not looked for in the network.
+    offline = RegistrySettings(default="127.0.0.1:1")
+    async with await Host.open(tmp_path / "home", pool=0, registries=offline) as host:
         await build_base(host)
         yield host

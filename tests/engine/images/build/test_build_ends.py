@@ -15,7 +15,7 @@ import pytest
 from building import BASE, build, context
 from smokebox.engine.host import Host
 from smokebox.engine.images.build.builds import BuildRequest
-from smokebox.errors import BuildFailed, DeadlineExceeded, LimitReached, NotFound
+from smokebox.errors import BuildFailed, DeadlineExceeded, LimitReached, RegistryError
 from smokebox.limits import Limits
 
 TESTS = Path(__file__).parents[3]
@@ -134,11 +134,11 @@ async def test_refuses_a_url_that_the_policy_does_not_allow(based: Host) -> None
     assert "allowed_hosts" in caught.value.hint
 
 
-async def test_a_base_that_no_scope_may_use_is_not_found(based: Host) -> None:
+async def test_a_base_of_another_scope_is_looked_for_in_the_registry(based: Host) -> None:
     await build(based, f"FROM {BASE}\nENV a=1", names=("mine:1",), scope="a-")
     with pytest.raises(BuildFailed) as caught:
         await build(based, "FROM mine:1", scope="b-")
-    assert isinstance(caught.value.__cause__, NotFound)
+    assert isinstance(caught.value.__cause__, RegistryError)
     assert (await build(based, "FROM mine:1", scope="a-")).digest
 
 
