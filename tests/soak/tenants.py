@@ -46,6 +46,7 @@ _HERE = Path(__file__).parent
 _LOAD_PROCESSES = 2
 # What is in flight when the attacks begin or end counts for neither.
 _SETTLE_SECONDS = 3.0
+_DESTROYED_AT_ONCE = 8
 _REPORT_SECONDS = 300.0
 _LONGEST_LINE = 1 << 28
 
@@ -280,8 +281,15 @@ class Soak:
     async def _destroy_all(self) -> None:
         """Destroy every sandbox, and note what stays."""
         async with connect(f"unix:{socket_path(str(self._server.home))}") as operator:
-            for one in await operator.list():
-                await operator.sandbox(one.id).destroy()
+            turns = asyncio.Semaphore(_DESTROYED_AT_ONCE)
+
+            async def destroy(id: str) -> None:
+                async with turns:
+                    await operator.sandbox(id).destroy()
+
+            async with asyncio.TaskGroup() as group:
+                for one in await operator.list():
+                    group.create_task(destroy(one.id))
         # Pools and idle connections end after a while.
         await asyncio.sleep(_SETTLE_SECONDS + 2)
         self.result.after = self._server.usage()

@@ -25,7 +25,7 @@ OPTIONS = (
 )
 # Each pair of windows has nine seconds between them, and setting up takes a while.
 pytestmark = [
-    pytest.mark.timeout(MINUTES * 60 * 1.5 + 900 if SOAK else 280),
+    pytest.mark.timeout(MINUTES * 60 * 1.5 + 900 if SOAK else 420),
     pytest.mark.skipif(
         detect().enforcement == "rlimits",
         reason="without cgroups a fork or memory bomb has only the limits of each process",
