@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,6 +180,8 @@ def _run(work: Callable[[ServerKeys | _StoredKeys], Awaitable[None]]) -> int:
 
     So creating a key starts no server, which would keep `smokebox serve` from starting.
     """
+    import asyncio  # Slow to import, and not needed for --help.
+
     from smokebox.client.address import is_listening
     from smokebox.client.client import URL
     from smokebox.foundation.endpoint import default_home, socket_path
