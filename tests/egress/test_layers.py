@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from smokebox.egress.handler import CLIENT, HandlerContext, HandlerRegistry, LocalHandlers, Refused
+from smokebox.egress.handler import (
+    CLIENT,
+    HandlerContext,
+    HandlerRegistry,
+    LocalHandlers,
+    NamedHandler,
+    Refused,
+)
 from smokebox.egress.layers import (
     MAX_CHANGES,
     EgressChanges,
@@ -170,7 +177,9 @@ async def test_latest_runner_with_the_slot_handles_the_request() -> None:
         {"outbound_by_host": {"a.test": CLIENT}, "outbound": "m:all"}
     )
     policy = layers.egress(registry.bind)
-    assert policy.decide("b.test").handler == "m:all"
+    named = policy.decide("b.test").handler
+    assert isinstance(named, NamedHandler)
+    assert named.__name__ == "m:all"
     bound: Any = policy.decide("a.test").handler
 
     async def handled_by() -> str:

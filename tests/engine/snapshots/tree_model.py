@@ -7,8 +7,10 @@ import shlex
 
 # Type, mode, size, links and target of every file, and a checksum of its content.
 LISTING = (
-    "cd /workspace; find . ! -type d -printf '%P %y %m %U %n %s %l\\n' -o -type d "
-    "-printf '%P %y %m %U\\n' | LC_ALL=C sort; "
+    # Names of one file by its first name: after a copy up, the kernel counts links that are gone.
+    "cd /workspace; find . ! -type d -printf '%P %i %y %m %U %s %l\\n' -o -type d "
+    "-printf '%P / %y %m %U\\n' | LC_ALL=C sort | "
+    "awk '$2 != \"/\" { if (!($2 in first)) first[$2] = $1; $2 = first[$2] } { print }'; "
     "find . -type f -print0 | LC_ALL=C sort -z | xargs -0r md5sum"
 )
 

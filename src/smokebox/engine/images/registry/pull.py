@@ -108,6 +108,8 @@ class RegistryImages:
         except (NotFound, RegistryError) as error:
             if difflib.get_close_matches(name, (_HOST,), cutoff=0.5):
                 error.hint = f"Did you mean {_HOST!r}, the files of this host? {error.hint}"
+            if isinstance(error, RegistryError):
+                error.message = f"the image {name!r} cannot be pulled: {error.message}"
             raise
         return await self._catalog.load(result.image, name)
 
