@@ -119,7 +119,7 @@ async def test_names_of_snapshots_are_those_of_a_key(tmp_path: Path) -> None:
 
 async def test_a_policy_above_the_ceilings_is_not_forked(tmp_path: Path) -> None:
     async with (
-        serve(tmp_path, egress=["pypi.org"]) as server,
+        serve(tmp_path, egress=["api.github.com"]) as server,
         tenant(server, "acme") as acme,
         operator(server) as admin,
     ):
