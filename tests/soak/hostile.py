@@ -38,7 +38,10 @@ async def attack_in_windows(hostile: Hostile, phases: Phases, names: tuple[str, 
 
 async def _attack(hostile: Hostile, attack: Callable[[Hostile], Awaitable[None]]) -> None:
     """Begin an attack again when it cannot be prepared, as beside others that fill its quotas."""
-    while True:
+    task = asyncio.current_task()
+    assert task is not None
+    # A task group that is cancelled while one of its tasks fails raises that failure instead.
+    while not task.cancelling():
         try:
             await attack(hostile)
         except* (SmokeboxError, OSError):
