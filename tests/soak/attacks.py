@@ -110,7 +110,10 @@ class Hostile:
 
     async def repeat(self, attempt: Callable[[], Awaitable[object]]) -> None:
         """Repeat an attempt, and count how it is refused."""
-        while True:
+        task = asyncio.current_task()
+        assert task is not None
+        # An upload that is cancelled while the server refuses it may raise the refusal.
+        while not task.cancelling():
             try:
                 await attempt()
             except SmokeboxError as error:
