@@ -1,4 +1,4 @@
-"""What the hostile tenant of a soak test does, one function for each attack, until cancelled.
+"""Attacks of the hostile tenant of a soak test, one function each, until cancelled.
 
 Each goes up to what its key may do at once, and what is refused is tried again.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HostileReport(msgspec.Struct, kw_only=True):
-    """How often it was refused, by code, and what should not have happened."""
+    """Refusals by code, and errors that should not have happened."""
 
     refusals: dict[str, int] = {}
     errors: list[str] = []

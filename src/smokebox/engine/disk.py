@@ -147,7 +147,7 @@ def _reserve(space: os.statvfs_result) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scarcity:
-    """What a file system is short of, and how much of it is left."""
+    """The resource that a file system is short of, and the amount left."""
 
     resource: _Resource
     free: int

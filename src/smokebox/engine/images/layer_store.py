@@ -176,7 +176,7 @@ class LayerStore:
             layer = await self._unpack(chunks, digest, diff_id, tuple(below), limits)
         except BaseException as error:
             done.set_exception(error)
-            # Those who wait read it; without them nobody would.
+            # Waiting calls read it; without any, asyncio would report it as lost.
             done.exception()
             raise
         else:

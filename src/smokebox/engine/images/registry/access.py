@@ -80,7 +80,7 @@ _DEFAULT = RegistryConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryAccess:
-    """What a caller may do, for one pull or push.
+    """Rights of a caller for one pull or push.
 
     Attributes:
         scope: Prefix of the ids of the caller's sandboxes, which owns what it pulls.
