@@ -14,7 +14,7 @@ def test_backup_is_created_listed_restored_and_removed(cli: CommandLine) -> None
     cli.output("exec", "kept-one", "echo 1 > f; touch f.tmp")
     words = ["--name", "one", "--ttl", "2d", "--exclude", "*.tmp"]
     id = cli.output("backup", "create", "kept-one", "/workspace", *words).strip()
-    listed = cli.output("backup", "list", "kept-one").splitlines()
+    listed = cli.output("backup", "ls", "kept-one").splitlines()
     assert listed[0].split() == [
         "ID", "SANDBOX", "PATH", "NAME", "FILES", "SIZE", "CREATED", "EXPIRES",
     ]  # fmt: skip
@@ -32,7 +32,7 @@ def test_backup_is_created_listed_restored_and_removed(cli: CommandLine) -> None
     assert (done["path"], done["files"]) == ("/copy", 1)
     assert cli.output("exec", "kept-two", "cat /copy/f") == "1\n"
     assert cli.output("backup", "rm", id) == ""
-    found = json.loads(cli.output("backup", "list", "--json"))
+    found = json.loads(cli.output("backup", "ls", "--json"))
     assert id not in [one["id"] for one in found]
 
 

@@ -40,7 +40,7 @@ def test_commands_are_offered(cli: CommandLine) -> None:
 
 
 def test_subcommands_are_offered(cli: CommandLine) -> None:
-    assert offered(cli, "keys", "") == ["create", "list", "show", "revoke"]
+    assert offered(cli, "keys", "") == ["create", "ls", "show", "revoke"]
     assert "--prefix" in offered(cli, "keys", "create", "--")
 
 

@@ -25,7 +25,7 @@ def fresh(tmp_path: Path) -> CommandLine:
 
 def test_key_is_printed_once_and_listed_without_its_secret(cli: CommandLine) -> None:
     key = cli.output("keys", "create", "--name", "ci", "--prefix", "ci-").strip()
-    listed = cli.output("keys", "list")
+    listed = cli.output("keys", "ls")
     assert key.split("_")[1] in listed
     assert key.split("_")[2] not in listed
     assert ["ci", "ci-", "no"] in [line.split()[1:4] for line in listed.splitlines()]
@@ -60,7 +60,7 @@ def test_revoked_key_is_not_listed(cli: CommandLine) -> None:
     created = json.loads(cli.output("keys", "create", "--name", "gone", "--json"))
     assert cli.output("keys", "revoke", created["id"]) == ""
     assert created["id"] not in [
-        one["id"] for one in json.loads(cli.output("keys", "list", "--json"))
+        one["id"] for one in json.loads(cli.output("keys", "ls", "--json"))
     ]
     done = cli.run("keys", "revoke", created["id"])
     assert (done.returncode, done.stdout) == (1, "")
@@ -70,12 +70,12 @@ def test_revoked_key_is_not_listed(cli: CommandLine) -> None:
 def test_key_is_created_and_revoked_without_starting_a_server(fresh: CommandLine) -> None:
     key = fresh.output("keys", "create", "--name", "ci", "--prefix", "ci-").strip()
     id = key.split("_")[1]
-    assert id in fresh.output("keys", "list")
+    assert id in fresh.output("keys", "ls")
     assert "No server is running" in fresh.run("status").stderr
     done = fresh.run("keys", "create", "--name", "b", "--profile", "none")
     assert (done.returncode, "[profiles.NAME]" in done.stderr) == (2, True)
     assert fresh.output("keys", "revoke", id) == ""
-    assert id not in fresh.output("keys", "list")
+    assert id not in fresh.output("keys", "ls")
 
 
 def test_key_made_first_opens_the_server_and_the_app(fresh: CommandLine, tmp_path: Path) -> None:

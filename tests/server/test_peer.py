@@ -163,6 +163,23 @@ async def test_key_of_another_user_is_checked_on_a_loopback_address(tmp_path: Pa
         assert (await curl_as_nobody(url, f"{header}0"))[0] == 401
 
 
+async def test_key_of_the_own_user_limits_its_requests_on_a_loopback_address(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as server, aiohttp.ClientSession(server.url) as http:
+        body = {"name": "tenant", "prefix": "tenant"}
+        key = (await fetch(http.post("/api/keys", json=body))).body["key"]
+        bearer = {"authorization": f"Bearer {key}"}
+        assert (await fetch(http.put("/api/sandboxes/other", headers=bearer))).status == 403
+        assert (await fetch(http.get("/api/keys", headers=bearer))).status == 403
+        wrong = {"authorization": f"bearer {key[:-1]}x"}
+        assert (await fetch(http.get("/api/sandboxes", headers=wrong))).status == 401
+        # Other vendors' clients cannot leave their key out.
+        for other in ("Bearer dummy", "Basic dTpw"):
+            headers = {"authorization": other}
+            assert (await fetch(http.get("/api/sandboxes", headers=headers))).status == 200
+
+
 @needs_root
 async def test_connections_of_two_users_are_told_apart(tmp_path: Path) -> None:
     async with serve(tmp_path) as server, aiohttp.ClientSession(server.url) as http:

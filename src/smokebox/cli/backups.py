@@ -73,7 +73,7 @@ def create(
     return run_with_client(work)
 
 
-@backup.command("list")
+@backup.command("ls")
 def list_all(
     id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Only backups of this sandbox.")

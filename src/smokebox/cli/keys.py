@@ -76,7 +76,7 @@ def create(
     return _run(work)
 
 
-@keys.command("list")
+@keys.command("ls")
 def list_all(as_json: AsJson = False) -> int:
     """List keys, without their secrets."""
 

@@ -195,7 +195,7 @@ def no_such_key(id: str) -> NotFound:
     """Return the error for an id that no key has."""
     return NotFound(
         f"there is no key {id!r}.",
-        hint="List the keys with `smokebox keys list`.",
+        hint="List the keys with `smokebox keys ls`.",
         kind="key",
         name=id,
     )

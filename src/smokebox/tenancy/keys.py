@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("smokebox.server")
 _ID = re.compile(r"[0-9a-f]{12}")
 _KEY = re.compile(rb"sbx_([0-9a-f]{12})_([0-9a-f]{64})")
+# Clients of other vendors send any text to a server that needs no key.
+_INTENDED = re.compile(rb"\s*bearer\s+sbx_", re.IGNORECASE)
 # How often the time of its last use is stored for a key.
 _WRITE_SECONDS = 60.0
 # Compared for an unknown id, so that timing does not reveal which ids exist.
@@ -133,11 +135,13 @@ class Keys:
     def principal(self, authorization: bytes | None, peer: Peer | None) -> Principal:
         """Authenticate a request by TCP from its `Authorization`, or by its peer.
 
+        A key that was sent counts even if none is needed: its owner may do less than this user.
+
         Raises:
             Unauthorized: The key is missing or not valid.
             Forbidden: The key has a profile that the server lacks.
         """
-        if self.required:
+        if self.required or (authorization is not None and _INTENDED.match(authorization)):
             return self.holder(authorization)
         if not self.checks_peers or (peer is not None and peer.trusted):
             return LOCAL

@@ -114,7 +114,7 @@ class Backups:
         if row is None or row.status != "ready":
             raise NotFound(
                 f"there is no backup {id!r}: it was deleted, has expired, or never existed.",
-                hint="List the existing ones with `smokebox backup list`.",
+                hint="List the existing ones with `smokebox backup ls`.",
                 kind="backup",
                 name=id,
             )
