@@ -132,10 +132,10 @@ class Limits:
         """Return one line such as "1/4 CPU, 1 GiB memory, 4 GB disk, 1024 processes"."""
         parts = [
             None if self.cpu is None else _cores(self.cpu),
-            None if self.memory is None else f"{_binary(self.memory)} memory",
-            None if self.disk is None else f"{_decimal(self.disk)} disk",
+            None if self.memory is None else f"{binary_size(self.memory)} memory",
+            None if self.disk is None else f"{decimal_size(self.disk)} disk",
             None if self.pids is None else f"{self.pids} process{'es' * (self.pids != 1)}",
-            None if self.output_rate is None else f"{_decimal(self.output_rate)}/s output",
+            None if self.output_rate is None else f"{decimal_size(self.output_rate)}/s output",
         ]
         return ", ".join(part for part in parts if part) or "no limits"
 
@@ -276,16 +276,18 @@ def _cores(cpu: float) -> str:
     return f"{text} CPU{'s' * (cpu > 1)}"
 
 
-def _binary(size: int) -> str:
+def binary_size(size: float) -> str:
+    """Format a size in powers of 1024, such as "1.5 GiB"."""
     return _amount(size, (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)))
 
 
-def _decimal(size: int) -> str:
+def decimal_size(size: float) -> str:
+    """Format a size in powers of 1000, such as "1.5 GB"."""
     return _amount(size, (("GB", GB), ("MB", 10**6), ("kB", 10**3)))
 
 
-def _amount(size: int, units: tuple[tuple[str, int], ...]) -> str:
+def _amount(size: float, units: tuple[tuple[str, int], ...]) -> str:
     for unit, bytes_each in units:
         if size >= bytes_each:
             return f"{round(size / bytes_each, 1):g} {unit}"
-    return f"{size} bytes"
+    return f"{size:.0f} bytes"

@@ -65,7 +65,7 @@ def list_all(as_json: AsJson = False) -> int:
                     str(one.layers),
                     format_size(one.size),
                     format_age(one.created_at),
-                    format_age(one.used_at),
+                    format_age(one.used_at) if one.used_at else "never",
                 )
                 for one in found
             ],
@@ -169,7 +169,7 @@ def inspect(name: Name, as_json: AsJson = False) -> int:
             ("layers", str(found.layers)),
             ("size", format_size(found.size)),
             ("created", format_age(found.created_at)),
-            ("used", format_age(found.used_at)),
+            ("used", format_age(found.used_at) if found.used_at else "never"),
         ]
         config = found.config.get("config") or {}
         facts += [(key.lower(), _shown(value)) for key, value in sorted(config.items()) if value]

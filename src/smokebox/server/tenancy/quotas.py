@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from smokebox.errors import LimitReached
+from smokebox.limits import binary_size, decimal_size
 from smokebox.server.tenancy.ceilings import complete_options
 from smokebox.tenancy.principal import current_principal
 from smokebox.tenancy.profile import TOTALS
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from smokebox.server.settings import ServerSettings
     from smokebox.tenancy.principal import Principal
     from smokebox.tenancy.profile import Profile
+
+_FORMATS = {"total_memory": binary_size, "total_disk": decimal_size}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,16 +205,28 @@ class Quotas:
             if ceiling is None or (own is not None and wanted <= own[total]):
                 continue
             kept = stored if total == "total_disk" else 0
-            if sum(sums[total] for sums in used.values()) + kept + wanted > ceiling:
-                _refuse(principal, profile, total, ceiling, "Destroy a sandbox or lower its limits")
+            taken_by_others = sum(sums[total] for sums in used.values()) + kept
+            if taken_by_others + wanted > ceiling:
+                advice = "Lower the limits of the sandbox, or destroy others"
+                _refuse(principal, profile, total, ceiling, advice, taken_by_others, wanted)
 
 
 def _refuse(
-    principal: Principal, profile: Profile, quota: str, ceiling: float, advice: str
+    principal: Principal,
+    profile: Profile,
+    quota: str,
+    ceiling: float,
+    advice: str,
+    used: float | None = None,
+    wanted: float = 1,
 ) -> NoReturn:
+    """Raise `LimitReached`. By default the whole quota is used, and one more is wanted."""
+    amounts = [ceiling if used is None else used, wanted, ceiling]
+    write = _FORMATS.get(quota, "{:g}".format)
+    taken, more, most = map(write, amounts)
     error = LimitReached(
-        f"the quota {quota} of key {principal.id} is used up: its profile {profile.name!r} allows "
-        f"{ceiling:g}.",
+        f"this needs {more} of the quota {quota} of key {principal.id}, and {taken} of the {most} "
+        f"that its profile {profile.name!r} allows are used.",
         hint=f"{advice}, or let the operator raise {profile.setting(quota)}.",
         limit=ceiling,
         key=principal.id,
