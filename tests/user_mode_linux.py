@@ -20,13 +20,18 @@ _TESTS = Path(__file__).parent
 # Of all tests together. A guest that emulates a kernel is slow, and the host may be busy.
 SECONDS = 500.0
 # Root of the guest is that of the host: all that is written goes to file systems in its memory.
+# The checkout may lie in /tmp, which one of them hides.
 _INIT = """#!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp {mark}=1
 export PYTHONDONTWRITEBYTECODE=1 PY_COLORS=0
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs tmpfs /run
+mkdir /run/checkout
+mount --bind {directory} /run/checkout
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mkdir -p {directory}
+mount --move /run/checkout {directory}
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm

@@ -49,7 +49,7 @@ def interpreter(home: Path) -> str:
     pytest.skip(f"no Python {version} that an unprivileged user can run")
 
 
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an unprivileged user")
 @pytest.mark.skipif(SECOND_RUN in os.environ, reason="this is the second run")
 def test_attacks_on_unprivileged_engine_are_refused(home: Path) -> None:
@@ -76,6 +76,6 @@ def test_attacks_on_unprivileged_engine_are_refused(home: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-1000:]

@@ -254,8 +254,9 @@ class _Adapter:
 
     def settings(self, request: ModelRequest) -> ModelSettings:
         """Return the settings of a request: caching, output limit and thinking."""
-        # Some providers cache tools, instructions and messages only on request.
-        settings: ModelSettings = {"cache": True}
+        # Some providers cache tools, instructions and messages only on request. The system prompt
+        # stays as it was written, unless a message contains what looks like the tags of one.
+        settings: ModelSettings = {"cache": True, "framing_announcement": "when_needed"}
         if (most := request.max_tokens or self.max_tokens) is not None:
             settings["max_tokens"] = most
         if request.thinking is not None and self.info.thinking:
