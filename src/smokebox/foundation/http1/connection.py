@@ -9,7 +9,6 @@ import struct
 from typing import TYPE_CHECKING
 
 from smokebox.foundation.http1.head import MalformedMessage, find_head_end
-from smokebox.foundation.turns import start_in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -295,7 +294,7 @@ class Connection(asyncio.Protocol):
 
 async def relay_both(*ways: Coroutine[None, None, None]) -> None:
     """Run one coroutine for each direction until either ends, and raise what it raised."""
-    tasks = [start_in_turns(way) for way in ways]
+    tasks = [asyncio.create_task(way) for way in ways]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
