@@ -211,11 +211,14 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send or buffer bytes; `drain` waits while too many are buffered."""
-        if self.ended:
+        # A broken transport drops what is written, and says so in a later iteration of the event
+        # loop, which a body that never waits would not let happen.
+        transport = self.transport
+        if self.ended or transport.is_closing():
             raise ConnectionLost("the peer has closed the connection")
         if self._timer is not None:
             self._active_at = self._loop.time()
-        self._transport.write(data)  # type: ignore[union-attr]
+        transport.write(data)
 
     async def drain(self) -> None:
         """Wait until the peer keeps up."""
