@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 
 import h11
 import pytest
@@ -281,3 +282,17 @@ async def test_accepted_requests_parse_the_same_in_h11() -> None:
         if number % 500 == 0:
             await asyncio.sleep(0)
     assert passed > 200
+
+
+async def test_writing_to_a_broken_connection_raises_before_the_loop_says_so() -> None:
+    near, far = socket.socketpair()
+    connection = Connection(timeout=5)
+    await asyncio.get_running_loop().create_connection(lambda: connection, sock=near)
+    far.close()
+    with pytest.raises(ConnectionLost):
+        for _ in range(100):
+            connection.write(b"x")
+            # Does not wait, because nothing is buffered.
+            await connection.drain()
+    connection.abort()
+    await asyncio.sleep(0)

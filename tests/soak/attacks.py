@@ -110,10 +110,7 @@ class Hostile:
 
     async def repeat(self, attempt: Callable[[], Awaitable[object]]) -> None:
         """Repeat an attempt, and count how it is refused."""
-        task = asyncio.current_task()
-        assert task is not None
-        # An upload that is cancelled while the server refuses it may raise the refusal.
-        while not task.cancelling():
+        while True:
             try:
                 await attempt()
             except SmokeboxError as error:

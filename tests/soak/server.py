@@ -10,8 +10,12 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crash.engine_process import children
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SOURCE = Path(__file__).parents[2] / "src"
 _READY_SECONDS = 120.0
@@ -19,7 +23,7 @@ _MEBIBYTE = 1 << 20
 
 CONFIG = """
 [network]
-private = ["127.0.0.1:{origin}"]
+private = {private}
 
 [profiles.default]
 memory = "256MiB"
@@ -51,10 +55,11 @@ class SoakServer:
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
 
-    def configure(self, *, origin: int, sandboxes: int) -> None:
+    def configure(self, *, origins: Iterable[int], sandboxes: int) -> None:
         """Write the operator's configuration."""
         self.home.mkdir(mode=0o700, exist_ok=True)
-        text = CONFIG.format(origin=origin, sandboxes=sandboxes)
+        private = [f"127.0.0.1:{port}" for port in origins]
+        text = CONFIG.format(private=private, sandboxes=sandboxes)
         (self.home / "server.toml").write_text(text)
 
     def start(self) -> None:

@@ -5,7 +5,8 @@
 
 Quiet and hostile windows of equal length alternate, so that a noisy machine affects both. The
 server is killed and started again in the middle. Load and attacks run in processes of their own,
-those of the hostile tenant with the lowest priority: its machines are not the server's.
+those of the hostile tenant, and the server that it downloads from, with the lowest priority: its
+machines are not those of the others.
 """
 
 from __future__ import annotations
@@ -122,12 +123,14 @@ class LoadProgram:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, name: str, setup: Setup | None = None) -> AsyncIterator[LoadProgram]:
+    async def start(
+        cls, name: str, setup: Setup | None = None, *, hostile: bool = False
+    ) -> AsyncIterator[LoadProgram]:
         """Run one of the programs in this directory for the duration of the block."""
         words = [str(_HERE / f"{name}.py")]
         if setup is not None:
             words.append(msgspec.json.encode(setup).decode())
-        if name == "hostile":
+        if hostile:
             words = ["-c", f"import os, runpy, sys; os.nice(19); {_RUN}", *words]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -161,16 +164,22 @@ class Soak:
         """Run the load, and check what it left."""
         options, server, result = self._options, self._server, self.result
         async with contextlib.AsyncExitStack() as stack:
-            origin = await stack.enter_async_context(LoadProgram.start("origin"))
-            port = await origin.read(int)
-            server.configure(origin=port, sandboxes=options.sandboxes + 32)
+            origins = [
+                await (
+                    await stack.enter_async_context(LoadProgram.start("origin", hostile=hostile))
+                ).read(int)
+                for hostile in (False, True)
+            ]
+            server.configure(origins=origins, sandboxes=options.sandboxes + 32)
             server.start()
             tenants = await self._tenants()
             await self._fill_pool()
             result.before = server.usage()
             *ordinary, hostile = [
-                await stack.enter_async_context(LoadProgram.start(name, setup))
-                for name, setup in self._setups(tenants, port)
+                await stack.enter_async_context(
+                    LoadProgram.start(name, setup, hostile=name == "hostile")
+                )
+                for name, setup in self._setups(tenants, *origins)
             ]
             self._programs = [*ordinary, hostile]
             for program in self._programs:
@@ -254,7 +263,9 @@ class Soak:
                 for last in (8 if number == self._options.keys - 1 else 0,)
             ]
 
-    def _setups(self, tenants: list[Tenant], origin: int) -> list[tuple[str, Setup]]:
+    def _setups(
+        self, tenants: list[Tenant], origin: int, hostile_origin: int
+    ) -> list[tuple[str, Setup]]:
         """Return the programs of the load, with their setup."""
         *ordinary, hostile = tenants
         setups = [
@@ -272,7 +283,7 @@ class Soak:
         ]
         attacks = Setup(
             url=self._server.url,
-            origin=origin,
+            origin=hostile_origin,
             tenants=(hostile,),
             attacks=self._options.attacks,
         )

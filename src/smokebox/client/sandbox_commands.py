@@ -10,6 +10,7 @@ from smokebox.client.process import Process
 from smokebox.client.sandbox_connection import path_segment
 from smokebox.client.shell_session import ShellSession
 from smokebox.client.terminal import Terminal
+from smokebox.errors import SmokeboxError
 from smokebox.foundation.ids import new_global_id, new_id
 from smokebox.limits import limits_to_json
 from smokebox.options import check_command, check_env, check_timeout
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # The server accepts bodies of 16 MiB, and JSON lengthens bytes and control characters.
 _MAX_STDIN = 2 << 20
+# How long a call may take longer to remove the file that its stdin was in.
+_REMOVE_SECONDS = 5.0
 _CODE_EVENTS: dict[str, type[CodeEvent]] = {
     "output": OutputChunk,
     "result": CodeResult,
@@ -482,9 +485,15 @@ class SandboxCommands:
             )
             yield
         finally:
-            await self._connection.request(
-                type(None), "DELETE", "/files", query={**query, "force": True}
-            )
+            # A server that refuses it must not replace a result, an error or a cancellation.
+            with contextlib.suppress(SmokeboxError):
+                await self._connection.transport.request(
+                    type(None),
+                    "DELETE",
+                    f"{self._connection.root}/files",
+                    query={**query, "force": True},
+                    timeout=_REMOVE_SECONDS,
+                )
 
 
 def _exec_request(

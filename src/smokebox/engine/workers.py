@@ -11,11 +11,11 @@ import contextlib
 import functools
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from smokebox.engine.files.credentials import set_thread_umask
-from smokebox.foundation.turns import current_party
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,6 +30,9 @@ PARTY_THREADS = 8
 # Time limit for a cancelled call to wait for work that hangs in the kernel.
 CANCEL_SECONDS = 5.0
 _CHECK_SECONDS = 0.1
+
+# The tenant that work is done for: the id of its key.
+current_party: ContextVar[str] = ContextVar("current_party", default="")
 
 
 class JobStopped(Exception):

@@ -16,8 +16,8 @@ import msgspec
 
 from smokebox.engine.processes.lifetime import ended_before, wait_timed_out
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
+from smokebox.engine.workers import current_party
 from smokebox.errors import InvalidOption, ServiceUnavailable
-from smokebox.foundation.turns import current_party
 from smokebox.options import check_timeout
 from smokebox.types import LogMatch
 

@@ -12,7 +12,6 @@ from starlette.responses import Response, StreamingResponse
 
 from smokebox.errors import DeadlineExceeded, SmokeboxError
 from smokebox.foundation import sse
-from smokebox.foundation.turns import start_in_turns
 from smokebox.server.json_pieces import encode_pieces, large_fields
 from smokebox.wire import HEARTBEAT
 from smokebox.wire.failure import failure_of
@@ -162,7 +161,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
 
     Only for requests whose body was read, or that have none.
     """
-    task = start_in_turns(work)
+    task = asyncio.create_task(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
@@ -235,7 +234,7 @@ async def respond_with_keepalive(
     JSON may start with whitespace. The first of it sends status 200, so a later error is only in
     the body. `work` is cancelled when the client disconnects.
     """
-    task = start_in_turns(work)
+    task = asyncio.create_task(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await _wait_for_either(task, disconnect)

@@ -20,7 +20,6 @@ from uvicorn.protocols.utils import ClientDisconnected
 from websockets.http11 import Request as UpgradeRequest
 
 from smokebox.errors import InvalidOption, SmokeboxError
-from smokebox.foundation.turns import start_in_turns
 from smokebox.server.endpoint import ApiCall, decode_query
 from smokebox.tenancy.http_protocol import CountedWebSocketProtocol
 from smokebox.tenancy.peer import PEER, Peer
@@ -75,8 +74,8 @@ class WebSocketChannel:
         sent, and the connection stays open.
         """
         tasks: list[asyncio.Task[Any]] = [
-            start_in_turns(sender),
-            start_in_turns(self._receive_all(receive)),
+            asyncio.create_task(sender),
+            asyncio.create_task(self._receive_all(receive)),
             asyncio.create_task(self._lost.wait()),
         ]
         try:

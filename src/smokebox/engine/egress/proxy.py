@@ -26,7 +26,6 @@ from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.jail.network import EgressSockets, destination
 from smokebox.engine.run import RunPart
 from smokebox.errors import SmokeboxError
-from smokebox.foundation.turns import turns
 from smokebox.project import Secrets
 from smokebox.runtime.pipes import readable
 
@@ -185,7 +184,7 @@ class EgressProxy(RunPart):
             await self._install_authority(run.jail)
         if self._listener is None and (not self.policy.closed or _is_listening(sock)):
             sock.listen(BACKLOG)
-            self._listener = Listener(sock, self._serve_in_turns)
+            self._listener = Listener(sock, self._serve)
 
     async def _install_authority(self, jail: Jail) -> None:
         """Make the programs of the sandbox trust our certificates."""
@@ -226,10 +225,6 @@ class EgressProxy(RunPart):
                 reason=verdict.reason or f"no port of {question.name} is allowed",
             )
         return None
-
-    async def _serve_in_turns(self, sock: socket.socket) -> None:
-        """Serve one connection, without keeping the event loop from other sandboxes."""
-        await turns().run(self.sandbox_id, self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serve one connection until it ends, and close it."""

@@ -8,8 +8,6 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from smokebox.foundation.turns import start_in_turns
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,8 +37,8 @@ class TcpTunnel:
 
     async def run(self) -> str:
         """Copy bytes until both sides have ended; return the reason if they ended too early."""
-        up = start_in_turns(self._copy(self._inside, self._outside))
-        down = start_in_turns(self._copy(self._outside, self._inside))
+        up = asyncio.create_task(self._copy(self._inside, self._outside))
+        down = asyncio.create_task(self._copy(self._outside, self._inside))
         try:
             ended, left = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
             while left and not any(_fault(task) for task in ended):

@@ -11,7 +11,7 @@ from smokebox.foundation.http1.connection import HIGH_WATER, Connection, Connect
 from smokebox.foundation.http1.head import Framing, MalformedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
 _MAX_LINE = 4096
 _MAX_TRAILERS = 16 * 1024
@@ -275,14 +275,11 @@ async def relay_body(
     source: PieceReader,
     writer: BodyWriter,
     transform: Callable[[bytes, bool], bytes] | None = None,
-    *,
-    pause: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
     """Write all pieces of `source` to `writer` as they arrive.
 
     Args:
         transform: Called with each piece and whether it is the last; returns what to send.
-        pause: Called with the size of each piece but the last, before the next is read.
     """
     if not source.ready:
         writer.flush()
@@ -294,5 +291,3 @@ async def relay_body(
             await writer.finish(piece)
             return
         await writer.write(piece)
-        if pause is not None:
-            await pause(len(piece))

@@ -17,7 +17,6 @@ from smokebox.foundation.http1.head import (
     MalformedMessage,
     parse_response,
 )
-from smokebox.foundation.turns import start_in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -163,7 +162,7 @@ class ClientResponse:
 
     def _start_sender(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
         if self._sender is None:
-            self._sender = start_in_turns(self._send_body(body, writer))
+            self._sender = asyncio.create_task(self._send_body(body, writer))
 
     async def _send_body(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
         connection, framing = self.connection, self._request.framing

@@ -9,7 +9,6 @@ import struct
 from typing import TYPE_CHECKING
 
 from smokebox.foundation.http1.head import MalformedMessage, find_head_end
-from smokebox.foundation.turns import start_in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -212,11 +211,14 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send or buffer bytes; `drain` waits while too many are buffered."""
-        if self.ended:
+        # A broken transport drops what is written, and says so in a later iteration of the event
+        # loop, which a body that never waits would not let happen.
+        transport = self.transport
+        if self.ended or transport.is_closing():
             raise ConnectionLost("the peer has closed the connection")
         if self._timer is not None:
             self._active_at = self._loop.time()
-        self._transport.write(data)  # type: ignore[union-attr]
+        transport.write(data)
 
     async def drain(self) -> None:
         """Wait until the peer keeps up."""
@@ -295,7 +297,7 @@ class Connection(asyncio.Protocol):
 
 async def relay_both(*ways: Coroutine[None, None, None]) -> None:
     """Run one coroutine for each direction until either ends, and raise what it raised."""
-    tasks = [start_in_turns(way) for way in ways]
+    tasks = [asyncio.create_task(way) for way in ways]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

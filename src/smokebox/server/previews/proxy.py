@@ -33,7 +33,6 @@ from smokebox.foundation.http1.head import (
     write_fields,
     write_response,
 )
-from smokebox.foundation.turns import turns
 from smokebox.server.previews.access import Route, not_found
 from smokebox.server.previews.credentials import (
     PreviewCredentials,
@@ -303,8 +302,7 @@ class PreviewProxy:
         raw = write_response(response.status, response.reason, fields + framing.fields)
         self._head_sent = True
         writer = BodyWriter(self._connection, raw, chunked=framing.chunked)
-        party = "" if request.target is None else request.target.id
-        await relay_body(response, writer, pause=lambda size: turns().pause(party, size))
+        await relay_body(response, writer)
         return framing.keep_alive
 
     async def _relay_websocket(self, response: ClientResponse, request: _Request) -> None:
