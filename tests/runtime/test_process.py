@@ -208,7 +208,7 @@ async def test_nothing_survives_a_kill(
 async def test_nothing_survives_a_timeout(
     commands: RunningCommands, tmp_path: Path, script: str
 ) -> None:
-    exit, _ = await finish(await start(commands, script, cwd=str(tmp_path), timeout=0.5))
+    exit, _ = await finish(await start(commands, script, cwd=str(tmp_path), timeout=2))
     pids = await wait_for_lines(tmp_path / "pids")
     assert exit.timed_out
     assert not any(is_running(int(pid)) for pid in pids)
