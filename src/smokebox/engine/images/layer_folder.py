@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import measure
 from smokebox.engine.files.descriptors import LIST, closing, path_errors
+from smokebox.engine.files.placement import spread_directories
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.image_config import DIGEST
@@ -399,6 +400,7 @@ class LayerFolder:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
+            spread_directories(self.path)
         registrations = self._registrations(self._user)
         os.makedirs(registrations, mode=0o700, exist_ok=True)
         with open(os.path.join(registrations, _HOME), "wb") as file:
