@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 MAX_LAYERS = 400
 """Layers of an image with its bases: the kernel takes 500 in a mount."""
 
+KEEP_SECONDS = 86400.0
+"""Time for which a start keeps the complete layers of a pull that did not end."""
+
 SHARED = ""
 """The scope of images that every sandbox may start from."""
 
@@ -292,10 +295,15 @@ class ImageCatalog:
             discarded = self.layer_store.discard(await self._used_layers())
         return await self.layer_store.remove(discarded)
 
-    async def sweep(self) -> PruneResult:
-        """Remove layers that a killed engine left, which no image has."""
+    async def sweep(self, *, unused_for: float = 0.0) -> PruneResult:
+        """Remove layers that no image has, such as those of interrupted pulls.
+
+        Args:
+            unused_for: Keep what was unpacked within so many seconds.
+        """
         async with self._lock:
-            discarded = self.layer_store.discard(await self._used_layers())
+            used = await self._used_layers()
+            discarded = self.layer_store.discard(used, unused_for=unused_for)
         return await self.layer_store.remove(discarded)
 
     async def list(self, *, scope: str | None = None) -> list[CatalogImage]:

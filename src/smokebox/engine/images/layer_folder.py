@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -253,13 +254,15 @@ class LayerFolder:
             skip=GENERATED if layer.adopted else frozenset(),
         )
 
-    def discard(self, keep: Collection[str]) -> list[str]:
+    def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
         """Move layers aside that no engine uses, and return the directories to remove.
 
-        Registrations of this engine for other layers than `keep` are dropped.
+        Registrations of this engine for other layers than `keep` are dropped. Unpacked layers
+        that were stored within `unused_for` seconds stay, so that the next pull finds them.
         """
         if not os.path.isdir(self.path):
             return []
+        before = time.time() - unused_for
         kept = {_name(id) for id in keep}
         self._registered.clear()
         with self._locked(fcntl.LOCK_EX):
@@ -272,7 +275,9 @@ class LayerFolder:
                 path = os.path.join(self.path, name)
                 if name.startswith(_REMOVED):
                     discarded.append(path)
-                elif not name.startswith(".") and name not in used:
+                elif name.startswith(".") or name in used:
+                    continue
+                elif _ADOPTED.fullmatch(name) or os.stat(path).st_mtime <= before:
                     aside = os.path.join(self.path, _REMOVED + new_id())
                     os.rename(path, aside)
                     discarded.append(aside)

@@ -321,12 +321,13 @@ class LayerStore:
         """
         return await self.remove(self.discard(keep))
 
-    def discard(self, keep: Collection[str]) -> list[str]:
+    def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
         """Move layers aside as `prune` does, and return what is left to remove.
 
-        Everything that decides happens before this returns.
+        Everything that decides happens before this returns. Unpacked layers that were stored
+        within `unused_for` seconds stay.
         """
-        return self._folder.discard({*keep, *self._leased})
+        return self._folder.discard({*keep, *self._leased}, unused_for=unused_for)
 
     async def remove(self, discarded: Collection[str]) -> PruneResult:
         """Remove what `discard` moved aside. The next `prune` does it, if this is cancelled."""
