@@ -30,7 +30,7 @@ from smokebox.engine.record.rows import (
 from smokebox.errors import Conflict, ImageError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from smokebox.engine.images.layer_store import LayerStore, PruneResult
     from smokebox.engine.record.record import Record
@@ -312,6 +312,27 @@ class ImageCatalog:
         granted = {row.digest for row in grants if _matches(row.scope, scope)}
         rows = await self._record.images()
         return [_image(row) for row in rows if scope is None or row.digest in granted]
+
+    async def owned_layers(self, scopes: Collection[str]) -> set[str]:
+        """Return the ids of the layers that exactly these scopes have, and that are not shared.
+
+        Layers of their cached build steps are among them.
+        """
+        grants = await self._record.image_grants()
+        shared = {row.digest for row in grants if row.scope == SHARED}
+        granted = {row.digest for row in grants if row.scope in scopes} - shared
+        owned: set[str] = set()
+        free: set[str] = set()
+        for row in await self._record.images():
+            ids = {id for id, _ in row.layers}
+            if row.digest in granted:
+                owned |= ids
+            elif row.digest in shared:
+                free |= ids
+        for step in await self._record.build_steps():
+            if step.scope in scopes:
+                owned.update(id for id, _ in json.loads(step.stored))
+        return owned - free
 
     async def _used_layers(self) -> set[str]:
         images = [_image(row) for row in await self._record.images()]

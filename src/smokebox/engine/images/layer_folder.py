@@ -81,10 +81,11 @@ class PruneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackLimits:
-    """Bytes and files that a layer may have."""
+    """Bytes and files that a layer may have, and what is called before some are written."""
 
     bytes: int
     files: int
+    charge: Callable[[int], None] | None = None
 
 
 def check_digest(digest: str) -> None:
@@ -177,6 +178,7 @@ class LayerFolder:
                     keep_owners=keep_owners,
                     max_bytes=limits.bytes,
                     max_files=limits.files,
+                    charge=limits.charge,
                     view=view_once,
                 )
                 with contextlib.closing(writer):
@@ -260,9 +262,9 @@ class LayerFolder:
         Registrations of this engine for other layers than `keep` are dropped. Unpacked layers
         that were stored within `unused_for` seconds stay, so that the next pull finds them.
         """
+        before = time.time() - unused_for
         if not os.path.isdir(self.path):
             return []
-        before = time.time() - unused_for
         kept = {_name(id) for id in keep}
         self._registered.clear()
         with self._locked(fcntl.LOCK_EX):

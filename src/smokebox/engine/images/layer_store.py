@@ -135,6 +135,7 @@ class LayerStore:
         below: Sequence[str] = (),
         max_bytes: int = MAX_LAYER_BYTES,
         max_files: int = MAX_LAYER_FILES,
+        charge: Callable[[int], None] | None = None,
     ) -> StoredLayer:
         """Unpack the blob of a layer. A failure leaves nothing.
 
@@ -150,6 +151,7 @@ class LayerStore:
             below: The diff_ids of the layers below it in the image, the lowest first.
             max_bytes: Size of its files at most.
             max_files: Number of its members at most.
+            charge: Called with the bytes that are about to be written; may raise.
 
         Raises:
             ImageError: The blob is damaged, unsafe, or not what the digests say.
@@ -171,7 +173,7 @@ class LayerStore:
         self._keep(dependent_id(diff_id, below))
         done: asyncio.Future[StoredLayer] = asyncio.get_running_loop().create_future()
         self._unpacking[key] = done
-        limits = UnpackLimits(bytes=max_bytes, files=max_files)
+        limits = UnpackLimits(bytes=max_bytes, files=max_files, charge=charge)
         try:
             layer = await self._unpack(chunks, digest, diff_id, tuple(below), limits)
         except BaseException as error:

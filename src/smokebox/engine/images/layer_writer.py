@@ -37,6 +37,8 @@ OWNER, MODE = f"{INTENDED}owner", f"{INTENDED}mode"
 CAPABILITY = "security.capability"
 MAX_ID = 0xFFFF
 
+# What an entry takes on the disk besides its content, and what contents are rounded up to.
+_ENTRY, _BLOCK = 512, 4096
 _ZEROS = bytes(1 << 20)
 _WRITE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -75,6 +77,7 @@ class LayerWriter:
         max_bytes: int,
         max_files: int,
         view: Callable[[], LowerView],
+        charge: Callable[[int], None] | None = None,
     ) -> None:
         self.owners: dict[str, tuple[int, int]] = {}
         self.files = 0
@@ -84,6 +87,7 @@ class LayerWriter:
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._view = view
+        self._charge = charge
         self._times: dict[str, int] = {}
         self._opaque_top = False
         self._whiteouts: set[str] = set()
@@ -261,6 +265,10 @@ class LayerWriter:
                     hint="Raise the limit of images, or use a smaller image.",
                     limit=f"layer_{what}",
                 )
+
+        if self._charge is not None:
+            # Files take whole blocks, and all entries a part of one.
+            self._charge(-(-size // _BLOCK) * _BLOCK + _ENTRY)
 
     def _place(self, path: str) -> tuple[int, str]:
         folder, name = posixpath.split(path)

@@ -16,6 +16,7 @@ from smokebox.errors import (
     Forbidden,
     ImageError,
     InvalidOption,
+    LimitReached,
     NotFound,
     PathError,
     RegistryError,
@@ -41,6 +42,7 @@ _PULL_ERRORS = (
     RegistryError,
     ImageError,
     Forbidden,
+    LimitReached,
     DeadlineExceeded,
     PathError,
 )
@@ -112,12 +114,14 @@ async def remove(call: ApiCall, query: ImageName) -> None:
     """Remove a name, or the image of a digest. Layers go with the next prune."""
     name = await _known_name(call, query.image)
     await call.host.images.remove(name, scope=_scope(call))
+    call.host.builds.usage.forget()
 
 
 @endpoint("POST", "/images/prune", admin=True, slow=True)
 async def prune(call: ApiCall, body: PruneImages) -> PrunedImages:
     """Remove images without a name that nothing refers to, and layers of no image."""
     found = await call.host.images.prune(unused_for=body.unused_for)
+    call.host.builds.usage.forget()
     return PrunedImages(layers=found.layers, bytes=found.bytes)
 
 
@@ -125,7 +129,10 @@ async def _pull(
     call: ApiCall, body: PullImage, report: Callable[[LayerProgress], None]
 ) -> PulledImage:
     host, settings = call.host, call.state.settings
-    access = registry_access(call.principal, body.image, settings, body.credentials)
+    charging = call.state.quotas.images(call.principal)
+    access = registry_access(
+        call.principal, body.image, settings, body.credentials, charging=charging
+    )
     limit = {} if body.timeout is None else {"timeout": body.timeout}
     result = await host.registries.pull(
         body.image, access, policy=body.policy, share=body.share, progress=report, **limit

@@ -232,6 +232,7 @@ class RegistryImages:
             access.scope,
             lambda: self.open_client(reference, access, mirror=mirror),
             progress,
+            access.charging,
         )
         return PullResult(image=image, reference=pinned, pulled=True)
 
