@@ -377,7 +377,7 @@ def unknown(name: str) -> NotFound:
     """Return the error for an image that the catalog does not have."""
     return NotFound(
         f"this host has no image {name!r}.",
-        hint="List the images with `Host.images.list()`.",
+        hint="List those it has: `smokebox images ls`, or `Host.images.list()`.",
         kind="image",
         name=name,
     )

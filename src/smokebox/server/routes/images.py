@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.registry.reference import is_reference
@@ -46,6 +47,8 @@ _PULL_ERRORS = (
     DeadlineExceeded,
     PathError,
 )
+# As the command line shows digests.
+_SHORT_DIGEST = re.compile(r"sha256:[0-9a-f]{8,63}")
 # At most so often the progress of a layer is sent.
 _INTERVAL = 0.2
 
@@ -71,7 +74,7 @@ async def inspect(call: ApiCall, query: ImageName) -> ImageDetails:
         layers=info.layers,
         created_at=info.created_at,
         used_at=info.used_at,
-        config=found.config.to_oci(),
+        config=found.config.to_oci(found.diff_ids),
     )
 
 
@@ -173,7 +176,11 @@ def _scope(call: ApiCall) -> str | None:
 
 
 async def _known_name(call: ApiCall, name: str) -> str:
-    """Return the name of an image in the catalog, such as the whole one of a short reference."""
+    """Return the name of an image in the catalog: whole, where a reference or digest is short."""
+    if _SHORT_DIGEST.fullmatch(name):
+        images = await call.host.images.catalog.list(scope=_scope(call))
+        found = [one.digest for one in images if one.digest.startswith(name)]
+        return found[0] if len(found) == 1 else name
     with contextlib.suppress(NotFound):
         await call.host.images.find(name, scope=_scope(call))
         return name
