@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
@@ -50,7 +51,9 @@ class RegistryServer:
 
 
 @contextlib.contextmanager
-def run_registry(directory: Path, auth: dict[str, Any] | None = None) -> Iterator[RegistryServer]:
+def run_registry(
+    directory: Path, auth: dict[str, Any] | None = None, *, tls: dict[str, str] | None = None
+) -> Iterator[RegistryServer]:
     """Run a registry that stores its images in a directory, for the duration of the block."""
     program = shutil.which("docker-registry")
     if program is None:
@@ -64,7 +67,7 @@ def run_registry(directory: Path, auth: dict[str, Any] | None = None) -> Iterato
             "filesystem": {"rootdirectory": str(directory / "data")},
             "delete": {"enabled": True},
         },
-        "http": {"addr": f"127.0.0.1:{port}", "secret": "secret"},
+        "http": {"addr": f"127.0.0.1:{port}", "secret": "secret", **({"tls": tls} if tls else {})},
         **({"auth": auth} if auth else {}),
     }
     # JSON is YAML.
@@ -307,17 +310,32 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1):
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
-        except urllib.error.HTTPError:
-            return
         except OSError:
             time.sleep(0.02)
     pytest.fail(f"docker-registry did not start: {log.read_text()}")
 
 
-def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "token server")])
+def self_signed(directory: Path, address: str = "127.0.0.1") -> dict[str, str]:
+    """Write a certificate for an address, and return the setting of a registry that uses it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate, private = directory / "tls.pem", directory / "tls.key"
+    made = _certificate(key, address)
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return {"certificate": str(certificate), "key": str(private)}
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey, address: str = "127.0.0.1") -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test server")])
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -327,6 +345,10 @@ def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())
     )
 

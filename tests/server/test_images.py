@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from oci_images import TestImage, busybox, push_with_password, tar
+from oci_images import TestImage, busybox, push_with_password, sha256, tar
 from registry_server import PASSWORD, USER, RegistryServer, htpasswd_auth, run_registry
 from smokebox.engine.images.registry.access import (
     Credentials,
@@ -121,8 +121,15 @@ async def test_a_pull_reports_layers_and_ends_with_the_image(
         async with alice.get("/api/images/inspect", params={"image": image}) as response:
             details = await response.json()
         assert details["config"]["config"]["Env"] == ["A=1"]
-        assert details["digest"] == result["image"]["digest"]
-        assert not (await pull(alice, image, policy="missing"))[-1][1]["pulled"]
+        digest = result["image"]["digest"]
+        assert details["digest"] == digest
+        assert details["config"]["rootfs"]["diff_ids"] == [sha256(one) for one in IMAGE.layers]
+        known = (await pull(alice, image, policy="missing"))[-1][1]
+        assert (known["pulled"], known["reference"]) == (False, result["reference"])
+        # As the command line shows it.
+        short = {"image": digest[: len("sha256:") + 12]}
+        async with alice.get("/api/images/inspect", params=short) as response:
+            assert (await response.json())["digest"] == digest
 
 
 async def test_tenants_see_start_and_remove_only_their_images(

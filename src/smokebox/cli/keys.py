@@ -209,6 +209,8 @@ def _amount(name: str, value: object) -> str:
         return "server's" if name in ("tier", "rate", "concurrency") else "unlimited"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    if name.endswith(("memory", "disk", "output_rate")) and isinstance(value, (int, float)):
+    if name.endswith(("memory", "disk", "images", "output_rate")) and isinstance(
+        value, (int, float)
+    ):
         return format_size(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.build.builds import Builds
-from smokebox.engine.images.catalog import ImageCatalog
+from smokebox.engine.images.catalog import KEEP_SECONDS, ImageCatalog
 from smokebox.engine.images.images import Images
 from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.registry.access import RegistrySettings
@@ -369,7 +369,7 @@ class Host:
         Sandboxes whose lifetime is over are destroyed.
         """
         await self._context.backups.take_over()
-        await self._context.catalog.sweep()
+        await self._context.catalog.sweep(unused_for=KEEP_SECONDS)
         await self._context.snapshots.take_over()
         await asyncio.to_thread(self._builds.content.prune)
         rows = await self._context.record.sandboxes()

@@ -201,7 +201,7 @@ async def open_state(
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
             storage_pool=settings.storage_pool,
             registries=settings.registries,
-            pull_access=lambda image, scope: access_of_request(image, scope, settings),
+            pull_access=lambda image, scope: access_of_request(image, scope, settings, quotas),
         )
         await stack.enter_async_context(host)
         keys = Keys(

@@ -36,6 +36,7 @@ class Profile:
         sandboxes: Number of sandboxes, asleep or not.
         total_cpu, total_memory, total_disk: Sums of the limits of all sandboxes, asleep or not.
             The last one includes the snapshots of destroyed sandboxes.
+        total_images: Bytes of images, of layers and caches of builds, and of uploaded contents.
         backups: Number of backups.
         snapshots: Number of snapshots.
         rate: Requests per second of each key; None for that of the server.
@@ -55,6 +56,7 @@ class Profile:
     total_cpu: float | None = None
     total_memory: int | None = None
     total_disk: int | None = None
+    total_images: int | None = None
     backups: int | None = None
     snapshots: int | None = None
     rate: float | None = None
@@ -138,7 +140,7 @@ def _names(option: str, value: object) -> tuple[Any, ...]:
 
 
 def _number(option: str, value: object) -> float:
-    if option in ("total_memory", "total_disk"):
+    if option in ("total_memory", "total_disk", "total_images"):
         value = parse_size(value, option)
     whole = option not in ("total_cpu", "rate", "sleep_after", "lifetime")
     kinds = int if whole else (int, float)

@@ -66,6 +66,33 @@ async def test_concurrent_calls_unpack_a_layer_once(layer_store: LayerStore) -> 
     assert (len({layer.path for layer in layers}), read) == (1, len(LAYER))
 
 
+async def test_layer_without_its_parents_is_unpacked_beside_those_below(
+    layer_store: LayerStore,
+) -> None:
+    """It reads the metadata of `usr` from the layer below, but only at its end."""
+    below = archive([folder("usr", 0o711), file("usr/a")])
+    above = archive([file(f"usr/{number}", b"x" * 5000) for number in range(50)])
+    above_was_read = asyncio.Event()
+
+    async def lower() -> AsyncIterator[bytes]:
+        await above_was_read.wait()
+        yield below
+
+    async def upper() -> AsyncIterator[bytes]:
+        async for chunk in chunks_of(above):
+            yield chunk
+        above_was_read.set()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        first = layer_store.unpack(lower(), media_type="", digest="", diff_id=sha256(below))
+        group.create_task(first)
+        second = layer_store.unpack(
+            upper(), media_type="", digest="", diff_id=sha256(above), below=[sha256(below)]
+        )
+        task = group.create_task(second)
+    assert Path(task.result().path, "usr").stat().st_mode & 0o777 == 0o711
+
+
 async def test_call_takes_over_from_one_that_failed(layer_store: LayerStore) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield LAYER[:1000]

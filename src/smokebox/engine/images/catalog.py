@@ -30,13 +30,16 @@ from smokebox.engine.record.rows import (
 from smokebox.errors import Conflict, ImageError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from smokebox.engine.images.layer_store import LayerStore, PruneResult
     from smokebox.engine.record.record import Record
 
 MAX_LAYERS = 400
 """Layers of an image with its bases: the kernel takes 500 in a mount."""
+
+KEEP_SECONDS = 86400.0
+"""Time for which a start keeps the complete layers of a pull that did not end."""
 
 SHARED = ""
 """The scope of images that every sandbox may start from."""
@@ -292,10 +295,15 @@ class ImageCatalog:
             discarded = self.layer_store.discard(await self._used_layers())
         return await self.layer_store.remove(discarded)
 
-    async def sweep(self) -> PruneResult:
-        """Remove layers that a killed engine left, which no image has."""
+    async def sweep(self, *, unused_for: float = 0.0) -> PruneResult:
+        """Remove layers that no image has, such as those of interrupted pulls.
+
+        Args:
+            unused_for: Keep what was unpacked within so many seconds.
+        """
         async with self._lock:
-            discarded = self.layer_store.discard(await self._used_layers())
+            used = await self._used_layers()
+            discarded = self.layer_store.discard(used, unused_for=unused_for)
         return await self.layer_store.remove(discarded)
 
     async def list(self, *, scope: str | None = None) -> list[CatalogImage]:
@@ -304,6 +312,27 @@ class ImageCatalog:
         granted = {row.digest for row in grants if _matches(row.scope, scope)}
         rows = await self._record.images()
         return [_image(row) for row in rows if scope is None or row.digest in granted]
+
+    async def owned_layers(self, scopes: Collection[str]) -> set[str]:
+        """Return the ids of the layers that exactly these scopes have, and that are not shared.
+
+        Layers of their cached build steps are among them.
+        """
+        grants = await self._record.image_grants()
+        shared = {row.digest for row in grants if row.scope == SHARED}
+        granted = {row.digest for row in grants if row.scope in scopes} - shared
+        owned: set[str] = set()
+        free: set[str] = set()
+        for row in await self._record.images():
+            ids = {id for id, _ in row.layers}
+            if row.digest in granted:
+                owned |= ids
+            elif row.digest in shared:
+                free |= ids
+        for step in await self._record.build_steps():
+            if step.scope in scopes:
+                owned.update(id for id, _ in json.loads(step.stored))
+        return owned - free
 
     async def _used_layers(self) -> set[str]:
         images = [_image(row) for row in await self._record.images()]
@@ -348,7 +377,7 @@ def unknown(name: str) -> NotFound:
     """Return the error for an image that the catalog does not have."""
     return NotFound(
         f"this host has no image {name!r}.",
-        hint="List the images with `Host.images.list()`.",
+        hint="List those it has: `smokebox images ls`, or `Host.images.list()`.",
         kind="image",
         name=name,
     )

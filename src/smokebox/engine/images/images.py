@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInfo:
-    """An image of a host. `size` counts its own layers on disk, also those it shares."""
+    """An image of a host. `size` counts its own layers on disk, also those it shares.
+
+    `diff_ids` are the digests of its layers, the lowest first; those not known yet are left out.
+    """
 
     digest: str
     names: tuple[str, ...]
@@ -43,6 +46,7 @@ class ImageInfo:
     created_at: float
     used_at: float
     config: ImageConfig
+    diff_ids: tuple[str, ...] = ()
 
 
 class Images:
@@ -172,6 +176,7 @@ class Images:
         return found
 
     async def _info(self, image: CatalogImage, scope: str | None) -> ImageInfo:
+        stored = [self.layer_store.get(one.id) for one in reversed(image.layers)]
         return ImageInfo(
             digest=image.digest,
             names=tuple(await self.catalog.names(image.digest, scope=scope)),
@@ -181,6 +186,7 @@ class Images:
             created_at=image.created_at,
             used_at=image.used_at,
             config=image.config,
+            diff_ids=tuple(one.diff_id for one in stored if one is not None and one.diff_id),
         )
 
     async def _load(

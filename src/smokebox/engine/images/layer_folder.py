@@ -15,11 +15,13 @@ import hashlib
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import measure
 from smokebox.engine.files.descriptors import LIST, closing, path_errors
+from smokebox.engine.files.placement import spread_directories
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.image_config import DIGEST
@@ -79,10 +81,11 @@ class PruneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackLimits:
-    """Bytes and files that a layer may have."""
+    """Bytes and files that a layer may have, and what is called before some are written."""
 
     bytes: int
     files: int
+    charge: Callable[[int], None] | None = None
 
 
 def check_digest(digest: str) -> None:
@@ -175,6 +178,7 @@ class LayerFolder:
                     keep_owners=keep_owners,
                     max_bytes=limits.bytes,
                     max_files=limits.files,
+                    charge=limits.charge,
                     view=view_once,
                 )
                 with contextlib.closing(writer):
@@ -252,11 +256,13 @@ class LayerFolder:
             skip=GENERATED if layer.adopted else frozenset(),
         )
 
-    def discard(self, keep: Collection[str]) -> list[str]:
+    def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
         """Move layers aside that no engine uses, and return the directories to remove.
 
-        Registrations of this engine for other layers than `keep` are dropped.
+        Registrations of this engine for other layers than `keep` are dropped. Unpacked layers
+        that were stored within `unused_for` seconds stay, so that the next pull finds them.
         """
+        before = time.time() - unused_for
         if not os.path.isdir(self.path):
             return []
         kept = {_name(id) for id in keep}
@@ -271,7 +277,9 @@ class LayerFolder:
                 path = os.path.join(self.path, name)
                 if name.startswith(_REMOVED):
                     discarded.append(path)
-                elif not name.startswith(".") and name not in used:
+                elif name.startswith(".") or name in used:
+                    continue
+                elif _ADOPTED.fullmatch(name) or os.stat(path).st_mtime <= before:
                     aside = os.path.join(self.path, _REMOVED + new_id())
                     os.rename(path, aside)
                     discarded.append(aside)
@@ -399,6 +407,7 @@ class LayerFolder:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
+            spread_directories(self.path)
         registrations = self._registrations(self._user)
         os.makedirs(registrations, mode=0o700, exist_ok=True)
         with open(os.path.join(registrations, _HOME), "wb") as file:

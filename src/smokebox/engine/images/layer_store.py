@@ -135,6 +135,7 @@ class LayerStore:
         below: Sequence[str] = (),
         max_bytes: int = MAX_LAYER_BYTES,
         max_files: int = MAX_LAYER_FILES,
+        charge: Callable[[int], None] | None = None,
     ) -> StoredLayer:
         """Unpack the blob of a layer. A failure leaves nothing.
 
@@ -150,6 +151,7 @@ class LayerStore:
             below: The diff_ids of the layers below it in the image, the lowest first.
             max_bytes: Size of its files at most.
             max_files: Number of its members at most.
+            charge: Called with the bytes that are about to be written; may raise.
 
         Raises:
             ImageError: The blob is damaged, unsafe, or not what the digests say.
@@ -171,7 +173,7 @@ class LayerStore:
         self._keep(dependent_id(diff_id, below))
         done: asyncio.Future[StoredLayer] = asyncio.get_running_loop().create_future()
         self._unpacking[key] = done
-        limits = UnpackLimits(bytes=max_bytes, files=max_files)
+        limits = UnpackLimits(bytes=max_bytes, files=max_files, charge=charge)
         try:
             layer = await self._unpack(chunks, digest, diff_id, tuple(below), limits)
         except BaseException as error:
@@ -321,12 +323,13 @@ class LayerStore:
         """
         return await self.remove(self.discard(keep))
 
-    def discard(self, keep: Collection[str]) -> list[str]:
+    def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
         """Move layers aside as `prune` does, and return what is left to remove.
 
-        Everything that decides happens before this returns.
+        Everything that decides happens before this returns. Unpacked layers that were stored
+        within `unused_for` seconds stay.
         """
-        return self._folder.discard({*keep, *self._leased})
+        return self._folder.discard({*keep, *self._leased}, unused_for=unused_for)
 
     async def remove(self, discarded: Collection[str]) -> PruneResult:
         """Remove what `discard` moved aside. The next `prune` does it, if this is cancelled."""

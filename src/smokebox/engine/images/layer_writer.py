@@ -37,6 +37,8 @@ OWNER, MODE = f"{INTENDED}owner", f"{INTENDED}mode"
 CAPABILITY = "security.capability"
 MAX_ID = 0xFFFF
 
+# What an entry takes on the disk besides its content, and what contents are rounded up to.
+_ENTRY, _BLOCK = 512, 4096
 _ZEROS = bytes(1 << 20)
 _WRITE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -75,6 +77,7 @@ class LayerWriter:
         max_bytes: int,
         max_files: int,
         view: Callable[[], LowerView],
+        charge: Callable[[int], None] | None = None,
     ) -> None:
         self.owners: dict[str, tuple[int, int]] = {}
         self.files = 0
@@ -84,9 +87,12 @@ class LayerWriter:
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._view = view
+        self._charge = charge
         self._times: dict[str, int] = {}
         self._opaque_top = False
         self._whiteouts: set[str] = set()
+        # Directories that have no entry of their own.
+        self._implied: set[str] = set()
         # The directory of the last entry, which is often that of the next one too.
         self._last_folder: tuple[str, int] | None = None
 
@@ -97,7 +103,9 @@ class LayerWriter:
             os.close(last[1])
 
     def finish(self) -> None:
-        """Hide what an opaque root hides, and set the times of directories."""
+        """Complete what depends on the layers below, and set the times of directories."""
+        for path in sorted(self._implied):
+            self._complete(path)
         if self._opaque_top:
             self._hide_all()
         for path in sorted(self._whiteouts):
@@ -124,6 +132,7 @@ class LayerWriter:
                 self._set_metadata(fd, metadata, needed=0o700)
         else:
             self._set_metadata(self._top, metadata, needed=0o700)
+        self._implied.discard(path)
         self._times.pop(path, None)
         self._times[path] = metadata.mtime_ns
 
@@ -257,6 +266,10 @@ class LayerWriter:
                     limit=f"layer_{what}",
                 )
 
+        if self._charge is not None:
+            # Files take whole blocks, and all entries a part of one.
+            self._charge(-(-size // _BLOCK) * _BLOCK + _ENTRY)
+
     def _place(self, path: str) -> tuple[int, str]:
         folder, name = posixpath.split(path)
         return self._folder(folder), name
@@ -291,28 +304,43 @@ class LayerWriter:
         return fd
 
     def _make_parent(self, path: str, folder: int, name: str) -> None:
-        """Make a missing directory as it is in the layers below: this one hides theirs."""
+        """Make a missing directory; `finish` completes it.
+
+        The layers below may be unpacked at the same time, and are looked at only then.
+        """
         found = lstat(folder, name)
         if found is not None and stat_bits.S_ISDIR(found.st_mode):
             return
         if found is not None and not is_whiteout(found):
             raise unsafe(f"{path!r} is no directory, and has entries")
-        lower = None if found is not None else self._view().find(path)
-        if lower is not None and stat_bits.S_ISLNK(lower.stat.st_mode):
-            raise unsafe(f"{path!r} is a symlink of a layer below, and has entries")
         self._count()
         self._clear(path, folder, name)
         os.mkdir(name, 0o700, dir_fd=folder)
         with closing(open_child(folder, name, LIST)) as fd:
+            os.fchmod(fd, 0o755)
             if found is not None:
                 set_opaque(fd)
-            if lower is None or not stat_bits.S_ISDIR(lower.stat.st_mode):
-                os.fchmod(fd, 0o755)
-                self._times[path] = 0
+        (self._implied.add if found is None else self._implied.discard)(path)
+        self._times[path] = 0
+
+    def _complete(self, path: str) -> None:
+        """Give a directory without an entry the metadata of that below, which it hides."""
+        checkpoint()
+        try:
+            fd = open_beneath(self._top, path, LIST)
+        except OSError:
+            # It was removed or replaced.
+            return
+        with closing(fd):
+            lower = self._view().find(path)
+            if lower is None:
                 return
-            with closing(_open_lower(lower, LIST)) as source:
-                _copy_metadata(source, lower.stat, fd, keep_owners=self._keep_owners)
-        self._times[path] = lower.stat.st_mtime_ns
+            if stat_bits.S_ISLNK(lower.stat.st_mode):
+                raise unsafe(f"{path!r} is a symlink of a layer below, and has entries")
+            if stat_bits.S_ISDIR(lower.stat.st_mode):
+                with closing(_open_lower(lower, LIST)) as source:
+                    _copy_metadata(source, lower.stat, fd, keep_owners=self._keep_owners)
+                self._times[path] = lower.stat.st_mtime_ns
 
     def _copy(self, path: str, folder: int, name: str, lower: LowerEntry) -> None:
         found = lower.stat

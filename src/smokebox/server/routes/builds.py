@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 from smokebox.egress.layers import EgressLayers, split_handlers
@@ -57,12 +58,20 @@ async def find_contents(call: ApiCall, body: FindContents) -> MissingContents:
     return MissingContents(content.missing(body.digests, scope=call.principal.prefix))
 
 
-@endpoint("PUT", "/builds/contents", errors=(InvalidOption, RequestTooLarge), accepts=BYTES)
+@endpoint(
+    "PUT",
+    "/builds/contents",
+    errors=(InvalidOption, RequestTooLarge, LimitReached),
+    accepts=BYTES,
+)
 async def put_content(call: ApiCall, query: PutContent) -> None:
     """Upload the content of a file of a build context. Repeating it changes nothing."""
-    async with contextlib.aclosing(read_batches(call)) as chunks:
-        content = call.host.builds.content
-        await content.put(query.digest, chunks, scope=call.principal.prefix)
+    content, charging = call.host.builds.content, call.state.quotas.images(call.principal)
+    async with (
+        charging() if charging else contextlib.nullcontext() as charge,
+        contextlib.aclosing(read_batches(call)) as chunks,
+    ):
+        await content.put(query.digest, chunks, scope=call.principal.prefix, charge=charge)
 
 
 @endpoint("POST", "/builds", errors=_ERRORS, returns=sse.MEDIA)
@@ -108,13 +117,10 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         limits=parse_limits(checked["limits"]),
         egress=layers,
         scope=call.principal.prefix,
-        check_base=lambda name: _check_base(call, name),
+        check_base=functools.partial(call.state.quotas.check_image, call.principal),
         variables=variables,
+        charging=call.state.quotas.images(call.principal),
     )
-
-
-def _check_base(call: ApiCall, name: str) -> None:
-    check_options(call.principal, {"image": name}, call.state.settings)
 
 
 ENDPOINTS = [find_contents, put_content, build]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.registry.reference import is_reference
@@ -16,6 +17,7 @@ from smokebox.errors import (
     Forbidden,
     ImageError,
     InvalidOption,
+    LimitReached,
     NotFound,
     PathError,
     RegistryError,
@@ -41,9 +43,12 @@ _PULL_ERRORS = (
     RegistryError,
     ImageError,
     Forbidden,
+    LimitReached,
     DeadlineExceeded,
     PathError,
 )
+# As the command line shows digests.
+_SHORT_DIGEST = re.compile(r"sha256:[0-9a-f]{8,63}")
 # At most so often the progress of a layer is sent.
 _INTERVAL = 0.2
 
@@ -69,7 +74,7 @@ async def inspect(call: ApiCall, query: ImageName) -> ImageDetails:
         layers=info.layers,
         created_at=info.created_at,
         used_at=info.used_at,
-        config=found.config.to_oci(),
+        config=found.config.to_oci(found.diff_ids),
     )
 
 
@@ -112,12 +117,14 @@ async def remove(call: ApiCall, query: ImageName) -> None:
     """Remove a name, or the image of a digest. Layers go with the next prune."""
     name = await _known_name(call, query.image)
     await call.host.images.remove(name, scope=_scope(call))
+    call.host.builds.usage.forget()
 
 
 @endpoint("POST", "/images/prune", admin=True, slow=True)
 async def prune(call: ApiCall, body: PruneImages) -> PrunedImages:
     """Remove images without a name that nothing refers to, and layers of no image."""
     found = await call.host.images.prune(unused_for=body.unused_for)
+    call.host.builds.usage.forget()
     return PrunedImages(layers=found.layers, bytes=found.bytes)
 
 
@@ -125,7 +132,10 @@ async def _pull(
     call: ApiCall, body: PullImage, report: Callable[[LayerProgress], None]
 ) -> PulledImage:
     host, settings = call.host, call.state.settings
-    access = registry_access(call.principal, body.image, settings, body.credentials)
+    charging = call.state.quotas.images(call.principal)
+    access = registry_access(
+        call.principal, body.image, settings, body.credentials, charging=charging
+    )
     limit = {} if body.timeout is None else {"timeout": body.timeout}
     result = await host.registries.pull(
         body.image, access, policy=body.policy, share=body.share, progress=report, **limit
@@ -166,7 +176,11 @@ def _scope(call: ApiCall) -> str | None:
 
 
 async def _known_name(call: ApiCall, name: str) -> str:
-    """Return the name of an image in the catalog, such as the whole one of a short reference."""
+    """Return the name of an image in the catalog: whole, where a reference or digest is short."""
+    if _SHORT_DIGEST.fullmatch(name):
+        images = await call.host.images.catalog.list(scope=_scope(call))
+        found = [one.digest for one in images if one.digest.startswith(name)]
+        return found[0] if len(found) == 1 else name
     with contextlib.suppress(NotFound):
         await call.host.images.find(name, scope=_scope(call))
         return name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from smokebox.egress.pattern import HostPattern, HostPort
 from smokebox.egress.policy import parse_entry
 from smokebox.engine.images.registry.reference import is_reference, parse_reference
-from smokebox.engine.options import DEFAULT_IMAGE, parse_duration
+from smokebox.engine.options import parse_duration
 from smokebox.engine.record.rows import RunSettings
 from smokebox.errors import Forbidden
 from smokebox.isolation import TIERS, check_tier
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Limits that the name of an instance type stands for.
 _NAMED = frozenset(("cpu", "memory", "disk"))
 _DIRECTORY = "dir:"
-_DIGEST = "sha256:"
+_DIGEST, _EVERY = "sha256:", "*"
 
 
 def check_options(
@@ -74,20 +74,11 @@ def complete_options(
     principal: Principal,
     options: CheckedOptions,
     settings: ServerSettings,
-    *,
-    image: str | None = None,
 ) -> CheckedOptions:
-    """Return the options of a sandbox that is created, with defaults up to the ceilings.
-
-    `image` is that of the snapshot that it is created from, if any.
-
-    Raises:
-        Forbidden: The default image is not one that the key may use.
-    """
+    """Return the options of a sandbox that is created, with defaults up to the ceilings."""
     profile = principal.profile
     if profile is None:
         return options
-    check_image(principal, image or options.image or DEFAULT_IMAGE, settings)
     tier = max(options.tier or settings.tier, profile.tier or settings.tier, key=_rank)
     idle = options.sleep_after
     if profile.sleep_after is not None:
@@ -168,12 +159,30 @@ def check_image(principal: Principal, image: object, settings: ServerSettings) -
             key=principal.id,
             reason="image",
         )
-    if image.startswith(_DIGEST):
-        # Such as one that the key has built: the catalog has what each key may use.
+    if is_digest(image):
+        # Its names decide, which the catalog has: see `Quotas.check_image`.
         return
-    if not matches_image(image, profile.images, settings.registries.default):
-        names = list(profile.images)
-        _refuse(principal, "images", names, image, f"allows the images {', '.join(names)} only")
+    check_image_names(principal, image, [image], settings)
+
+
+def check_image_names(
+    principal: Principal, image: str, names: Iterable[str], settings: ServerSettings
+) -> None:
+    """Raise `Forbidden` unless the profile allows one of the names of an image."""
+    profile, default = principal.profile, settings.registries.default
+    if profile is None or _EVERY in profile.images:
+        return
+    if not any(matches_image(name, profile.images, default) for name in names):
+        globs = list(profile.images)
+        allows = f"allows the images {', '.join(globs)} only"
+        if is_digest(image):
+            allows += ", and none of these names refers to it"
+        _refuse(principal, "images", globs, image, allows)
+
+
+def is_digest(image: str) -> bool:
+    """Return whether an image is named by its digest alone."""
+    return image.startswith(_DIGEST)
 
 
 def _limits(principal: Principal, value: Limits | str | Mapping[str, object]) -> Limits:

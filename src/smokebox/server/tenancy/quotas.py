@@ -1,4 +1,4 @@
-"""Quotas: how many sandboxes and backups a tenant has, and the sums of their limits.
+"""Quotas: how many sandboxes and backups a tenant has, and what they and its images take.
 
 They are counted from the engine's record for the prefix of a key, with what is being created at
 this moment, so that concurrent requests cannot both get the last place.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from smokebox.engine.options import DEFAULT_IMAGE
 from smokebox.errors import LimitReached
 from smokebox.limits import binary_size, decimal_size
-from smokebox.server.tenancy.ceilings import complete_options
+from smokebox.server.tenancy.ceilings import (
+    check_image,
+    check_image_names,
+    complete_options,
+    is_digest,
+)
 from smokebox.tenancy.principal import current_principal
 from smokebox.tenancy.profile import TOTALS
 from smokebox.tenancy.scopes import WRITE
@@ -22,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from smokebox.engine import Host
+    from smokebox.engine.images.usage import Charging
     from smokebox.engine.options import CheckedOptions
     from smokebox.limits import Limits
     from smokebox.server.settings import ServerSettings
     from smokebox.tenancy.principal import Principal
     from smokebox.tenancy.profile import Profile
 
-_FORMATS = {"total_memory": binary_size, "total_disk": decimal_size}
+_FORMATS = {"total_memory": binary_size, "total_disk": decimal_size, "total_images": decimal_size}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +77,19 @@ class Quotas:
         image = None
         if options.snapshot is not None:
             image = (await self.host.snapshots.row(options.snapshot)).image
-        options = complete_options(principal, options, self._settings, image=image)
+        await self.check_image(principal, image or options.image or DEFAULT_IMAGE)
+        options = complete_options(principal, options, self._settings)
         options = replace(options, group=principal.group)
         assert options.limits is not None
         async with self._reserve(principal, id, options.limits):
             yield options
+
+    async def check_image(self, principal: Principal, image: str) -> None:
+        """Raise `Forbidden` for an image that the profile does not allow by any of its names."""
+        check_image(principal, image, self._settings)
+        if is_digest(image):
+            names = await self.host.images.catalog.names(image, scope=principal.image_scope)
+            check_image_names(principal, image, names, self._settings)
 
     @contextlib.asynccontextmanager
     async def resize(
@@ -105,7 +120,7 @@ class Quotas:
         making = {**before, **self._backups}
         found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
         if len(found - {id}) >= profile.backups:
-            _refuse(principal, profile, "backups", profile.backups, "Delete one")
+            raise _used_up(principal, profile, "backups", profile.backups, "Delete one")
         self._backups[id] = sandbox
         try:
             yield
@@ -126,12 +141,25 @@ class Quotas:
         making = {**before, **self._snapshots}
         found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
         if len(found - {id}) >= profile.snapshots:
-            _refuse(principal, profile, "snapshots", profile.snapshots, "Delete one")
+            raise _used_up(principal, profile, "snapshots", profile.snapshots, "Delete one")
         self._snapshots[id] = sandbox
         try:
             yield
         finally:
             self._snapshots.pop(id, None)
+
+    def images(self, principal: Principal) -> Charging | None:
+        """Return what charges a key for images that it stores; None without a ceiling."""
+        profile = principal.profile
+        ceiling = None if profile is None else profile.total_images
+        if profile is None or ceiling is None:
+            return None
+
+        def refuse(used: int, wanted: int) -> LimitReached:
+            advice = "Try again, as caches of its builds were removed, or remove an image"
+            return _used_up(principal, profile, "total_images", ceiling, advice, used, wanted)
+
+        return lambda: self.host.builds.usage.charge(_owner(principal), ceiling, refuse)
 
     async def use(self, principal: Principal) -> list[QuotaUse]:
         """Return what the sandboxes and backups of a key use, and its ceilings."""
@@ -141,6 +169,7 @@ class Quotas:
         for total, limit in TOTALS.items():
             used[total] = sum(one.limits[limit] or 0 for one in sandboxes)
         used["total_disk"] += await self.host.snapshots.stored_of_destroyed(principal.prefix)
+        used["total_images"] = await self.host.builds.usage.of(_owner(principal))
         used["backups"] = len(await self.host.backups.list(prefix=principal.prefix))
         used["snapshots"] = len(await self.host.snapshots.list(prefix=principal.prefix))
         return [
@@ -199,7 +228,7 @@ class Quotas:
                 sums[total] = max(sums[total], most if value is None else value)
         own = used.pop(id, None)
         if own is None and profile.sandboxes is not None and len(used) >= profile.sandboxes:
-            _refuse(principal, profile, "sandboxes", profile.sandboxes, "Destroy one")
+            raise _used_up(principal, profile, "sandboxes", profile.sandboxes, "Destroy one")
         for total, limit in TOTALS.items():
             ceiling, wanted = getattr(profile, total), getattr(limits, limit) or 0.0
             if ceiling is None or (own is not None and wanted <= own[total]):
@@ -208,10 +237,15 @@ class Quotas:
             taken_by_others = sum(sums[total] for sums in used.values()) + kept
             if taken_by_others + wanted > ceiling:
                 advice = "Lower the limits of the sandbox, or destroy others"
-                _refuse(principal, profile, total, ceiling, advice, taken_by_others, wanted)
+                raise _used_up(principal, profile, total, ceiling, advice, taken_by_others, wanted)
 
 
-def _refuse(
+def _owner(principal: Principal) -> set[str]:
+    """Return the scopes of a key's images and builds."""
+    return {principal.image_scope, principal.prefix}
+
+
+def _used_up(
     principal: Principal,
     profile: Profile,
     quota: str,
@@ -219,8 +253,8 @@ def _refuse(
     advice: str,
     used: float | None = None,
     wanted: float = 1,
-) -> NoReturn:
-    """Raise `LimitReached`. By default the whole quota is used, and one more is wanted."""
+) -> LimitReached:
+    """Return the error for a quota. By default the whole one is used, and one more is wanted."""
     amounts = [ceiling if used is None else used, wanted, ceiling]
     write = _FORMATS.get(quota, "{:g}".format)
     taken, more, most = map(write, amounts)
@@ -234,4 +268,4 @@ def _refuse(
     )
     # Waiting does not help.
     error.retryable = False
-    raise error
+    return error

@@ -11,7 +11,9 @@ from smokebox.server.tenancy.ceilings import check_hosts, matches_image
 from smokebox.tenancy.principal import current_principal
 
 if TYPE_CHECKING:
+    from smokebox.engine.images.usage import Charging
     from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.quotas import Quotas
     from smokebox.tenancy.principal import Principal
     from smokebox.wire.requests import RegistryCredentials
 
@@ -21,6 +23,8 @@ def registry_access(
     image: str,
     settings: ServerSettings,
     credentials: RegistryCredentials | None = None,
+    *,
+    charging: Charging | None = None,
 ) -> RegistryAccess:
     """Return what a principal may do for one pull or push.
 
@@ -29,6 +33,7 @@ def registry_access(
     Args:
         image: The reference to pull or push.
         credentials: Credentials that came with the request.
+        charging: Charges the principal for what is stored.
     """
     profile = principal.profile
     granted = () if profile is None else profile.private
@@ -38,10 +43,13 @@ def registry_access(
         server_credentials=principal.admin or _is_named(principal, image, settings),
         private=principal.admin or (*settings.private_networks, *granted),
         check_host=lambda host: check_hosts(principal, [host]),
+        charging=charging,
     )
 
 
-def access_of_request(image: str, scope: str | None, settings: ServerSettings) -> RegistryAccess:
+def access_of_request(
+    image: str, scope: str | None, settings: ServerSettings, quotas: Quotas
+) -> RegistryAccess:
     """Return what the sender of the current request may do for a sandbox that starts.
 
     Without a request the server itself wakes a sandbox, with no one's credentials.
@@ -49,7 +57,7 @@ def access_of_request(image: str, scope: str | None, settings: ServerSettings) -
     principal = current_principal.get()
     if principal is None:
         return RegistryAccess(scope=scope or "", private=settings.private_networks)
-    return registry_access(principal, image, settings)
+    return registry_access(principal, image, settings, charging=quotas.images(principal))
 
 
 def _is_named(principal: Principal, image: str, settings: ServerSettings) -> bool:

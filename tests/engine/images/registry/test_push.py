@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
 import subprocess
+import tarfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from engine.images.layer_tools import Member, archive, file, folder, symlink, tree
 from engine.images.registry.access_to import LOOPBACK, plain
 from oci_images import TestImage, sha256, tar
 from smokebox.engine.images.registry.access import RegistryAccess
 from smokebox.engine.images.registry.pull import RegistryImages
 from smokebox.engine.images.registry.push import ImagePusher
 from smokebox.errors import InvalidOption, RegistryError, Unsupported
+from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,17 +43,81 @@ IMAGE = TestImage(
 )
 
 
+OWNED = TestImage(
+    layers=[
+        archive(
+            [
+                folder("srv", 0o750, uid=1000, gid=100),
+                file("srv/own", b"1", mode=0o600, uid=1000, gid=100),
+                file("srv/program", b"#!/bin/sh\n", mode=0o4755),
+                symlink("srv/link", "../gone", uid=12, gid=13),
+                Member("srv/same", kind=tarfile.LNKTYPE, mode=0o4755, link="srv/program"),
+                folder("tmp", 0o1777),
+                file("gone", b"x"),
+                file("private", b"y", mode=0o400, uid=7),
+            ]
+        ),
+        archive(
+            [
+                file(".wh.gone", mode=0),
+                folder("srv", 0o750, uid=1000, gid=100),
+                file("srv/own", b"2", mode=0o640, uid=1001, gid=5),
+            ]
+        ),
+    ],
+    config={"Env": ["A=1"]},
+)
+Members = dict[str, tuple[object, ...]]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for other users")
+
+
 def skopeo(*words: str) -> str:
     command = ["skopeo", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=15).stdout
 
 
+def copy_to_layout(name: str, layout: Path) -> list[Members]:
+    """Copy an image into an OCI layout by skopeo, and return the members of its layers."""
+    skopeo("copy", "-q", "--src-tls-verify=false", f"docker://{name}", f"oci:{layout}:it")
+    index = json.loads((layout / "index.json").read_bytes())
+    manifest = json.loads(blob(layout, index["manifests"][0]["digest"]))
+    return [listed(gzip.decompress(blob(layout, one["digest"]))) for one in manifest["layers"]]
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+
+
+def listed(data: bytes) -> Members:
+    """Return type, mode, owner, link target and content of the members of a layer."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return {
+            one.name: (
+                one.type,
+                0o777 if one.issym() else one.mode,
+                (one.uid, one.gid),
+                one.linkname,
+                content.read() if (content := archive.extractfile(one)) and one.isreg() else None,
+            )
+            for one in archive
+        }
+
+
+def unpack(layout: Path, bundle: Path) -> dict[str, tuple[object, ...]]:
+    """Unpack an image by umoci, and return the tree."""
+    options = [] if os.geteuid() == 0 else ["--rootless"]
+    command = ["umoci", "unpack", *options, "--image", f"{layout}:it", str(bundle)]
+    subprocess.run(command, check=True, capture_output=True, timeout=15)
+    return tree(bundle / "rootfs", times=False)
+
+
 async def test_a_pushed_image_is_the_same_to_skopeo_and_umoci(
-    registry: RegistryServer, repository: str, stores: Stores, tmp_path: Path, proxy: RegistryProxy
+    registry: RegistryServer, repository: str, stores: Stores, tmp_path: Path
 ) -> None:
-    IMAGE.push(registry.url, repository, "1")
-    images = RegistryImages(plain(registry.authority, proxy.authority), stores.catalog)
-    pulled = await images.pull(f"{registry.authority}/{repository}:1", ACCESS)
+    OWNED.push(registry.url, repository, "1")
+    images = RegistryImages(plain(registry.authority), stores.catalog)
+    original = f"{registry.authority}/{repository}:1"
+    pulled = await images.pull(original, ACCESS)
     pusher = ImagePusher(images, stores.catalog)
     # Without the manifest it is packed again, as an image that was built here.
     built = replace(pulled.image, manifest="")
@@ -58,16 +128,22 @@ async def test_a_pushed_image_is_the_same_to_skopeo_and_umoci(
     assert {"packing", "uploading", "done"} <= {one.state for one in states}
     shown = json.loads(skopeo("inspect", "--tls-verify=false", f"docker://{name}"))
     assert (shown["Digest"], shown["Env"]) == (pushed.digest, ["A=1"])
-    layout = tmp_path / "layout"
-    skopeo("copy", "-q", "--src-tls-verify=false", f"docker://{name}", f"oci:{layout}:it")
-    bundle = tmp_path / "bundle"
-    unpack = ["umoci", "unpack", "--rootless", "--image", f"{layout}:it", str(bundle)]
-    subprocess.run(unpack, check=True, capture_output=True, timeout=15)
-    root = bundle / "rootfs"
-    assert (root / "etc/os").read_bytes() == b"base"
-    assert (root / "data").read_bytes() == b"x" * 100_000
-    assert (root / "link").readlink().as_posix() == "bin/tool"
-    assert (root / "bin/tool").stat().st_mode & 0o7777 == 0o755
+    before = copy_to_layout(original, tmp_path / "original")
+    after = copy_to_layout(name, tmp_path / "copy")
+    for members in after:
+        # The root, which not every layer names.
+        members.pop(".", None)
+    assert after == before
+    trees = [unpack(tmp_path / one, tmp_path / f"{one}-tree") for one in ("original", "copy")]
+    assert trees[0] == trees[1]
+    assert trees[0]["srv/own"][4] == b"2"
+    assert "gone" not in trees[0]
+
+
+@as_root
+@pytest.mark.timeout(60)
+def test_an_ordinary_user_pushes_the_recorded_owners() -> None:
+    rerun_as_nobody(__file__, "skopeo_and_umoci")
 
 
 async def test_layers_that_the_registry_has_are_not_sent(

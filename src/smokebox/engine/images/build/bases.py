@@ -8,7 +8,7 @@ from smokebox.engine.images.build.plan import SCRATCH
 from smokebox.engine.images.build.state import BuildState, step_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.store import ImageStore
@@ -25,7 +25,7 @@ class BaseImages:
         self,
         catalog: ImageCatalog,
         store: ImageStore,
-        check: Callable[[str], None] | None = None,
+        check: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -40,7 +40,7 @@ class BaseImages:
         if name == SCRATCH:
             return BuildState(key=step_key("", SCRATCH))
         if self._check is not None:
-            self._check(name)
+            await self._check(name)
         found = await self._catalog.find(name, scope=scope)
         if found is None:
             image = await self._store.get(name, scope=scope)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.build.state import BuildState
     from smokebox.engine.images.build.steps import StepRunner
     from smokebox.engine.images.catalog import LayerReference
+    from smokebox.engine.images.usage import Charge
 
 _STAGES_AT_ONCE = 4
 
@@ -50,12 +51,16 @@ class BuildServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
-    """Settings of the execution. `keep` turns the files at a failure into a sandbox's id."""
+    """Settings of the execution.
+
+    `keep` turns the files at a failure into a sandbox's id. `charge` counts layers that are made.
+    """
 
     scope: str = ""
     use_cache: bool = True
     timeout: float | None = None
     keep: Callable[[BuildState], Awaitable[str]] | None = None
+    charge: Charge | None = None
 
 
 class Builder:
@@ -297,6 +302,8 @@ class StageBuild:
         progress: StepProgress,
     ) -> tuple[LayerReference, ...]:
         keep = self._settings.keep
+        charge = self._settings.charge if any(one.kind == "cache" for one in step.mounts) else None
+        before = 0 if charge is None else await self._services.runner.cache_usage()
         outcome = await self._services.runner.run(
             self._state,
             step,
@@ -305,10 +312,13 @@ class StageBuild:
             timeout=self._settings.timeout,
             keep_failed=keep is not None,
         )
+        if charge is not None:
+            charge.add(max(0, await self._services.runner.cache_usage() - before))
         if outcome.exit_code == 0:
             return outcome.layers
         sandbox = ""
         if keep is not None:
+            await self._charge(outcome.layers)
             state = replace(self.state, layers=(*outcome.layers, *self._state.layers))
             sandbox = await keep(state)
         raise self._failed(
@@ -384,7 +394,9 @@ class StageBuild:
             found = await cache.find(scope, result) if self._settings.use_cache else None
         hit = found is not None
         if found is None:
-            found = await cache.add(scope, result, await make())
+            made = await make()
+            await self._charge(made)
+            found = await cache.add(scope, result, made)
         if found.key == result != key:
             created_at = found.created_at
             await cache.add(scope, key, found.layers, result=result, created_at=created_at)
@@ -394,6 +406,12 @@ class StageBuild:
             # Tools expect as many entries as there are layers.
             self._editor.add_history(history, empty=False)
         return hit
+
+    async def _charge(self, layers: tuple[LayerReference, ...]) -> None:
+        """Count layers that were made, before they are recorded. Raises `LimitReached`."""
+        if self._settings.charge is not None:
+            for layer in layers:
+                self._settings.charge.add_layer(await self._services.runner.measure(layer))
 
     def _progress(self, instruction: Instruction) -> StepProgress:
         return StepProgress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import time
@@ -21,6 +22,7 @@ from smokebox.engine.images.build.plan import make_plan
 from smokebox.engine.images.build.sources import ContextSource
 from smokebox.engine.images.build.step_sandbox import StepSettings
 from smokebox.engine.images.build.steps import StepRunner
+from smokebox.engine.images.usage import ImageUsage
 from smokebox.engine.jail.uid_ranges import privileged
 from smokebox.errors import DeadlineExceeded, InvalidOption
 from smokebox.limits import Limits
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.build.state import BuildState
+    from smokebox.engine.images.usage import Charge, Charging
     from smokebox.wire.builds import ContextEntry
 
 MAX_SECRET = 512 << 10
@@ -57,6 +60,7 @@ class BuildRequest:
         scope: Prefix of the ids of the sandboxes that may use the image. It owns the cache.
         check_base: Raises for the name of a base image that the build may not use.
         variables: Environment of commands that is not committed, such as of package mirrors.
+        charging: Counts what is stored against the quota of the caller.
     """
 
     dockerfile: str
@@ -73,8 +77,9 @@ class BuildRequest:
     limits: Limits = field(default_factory=Limits)
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
-    check_base: Callable[[str], None] | None = None
+    check_base: Callable[[str], Awaitable[None]] | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    charging: Charging | None = None
 
 
 class Builds:
@@ -92,6 +97,7 @@ class Builds:
         self.catalog = context.catalog
         self._layer_store = context.catalog.layer_store
         self.cache = BuildCache(context.record, self._layer_store)
+        self.usage = ImageUsage(self.catalog, self.cache, self.content, self._caches)
         self._create_sandbox = create_sandbox
 
     async def run(self, request: BuildRequest) -> AsyncGenerator[BuildEvent, None]:
@@ -105,7 +111,15 @@ class Builds:
             BuildFailed: An instruction failed.
             DeadlineExceeded: The timeout has passed.
         """
-        builder = self._builder(request)
+        async with request.charging() if request.charging else contextlib.nullcontext() as charge:
+            builder = self._builder(request, charge)
+            async with contextlib.aclosing(self._events(builder, request)) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(
+        self, builder: Builder, request: BuildRequest
+    ) -> AsyncGenerator[BuildEvent, None]:
         work = asyncio.create_task(self._build(builder, request))
         queue = builder.progress.queue
         try:
@@ -148,7 +162,7 @@ class Builds:
             seconds=time.monotonic() - started,
         )
 
-    def _builder(self, request: BuildRequest) -> Builder:
+    def _builder(self, request: BuildRequest, charge: Charge | None) -> Builder:
         plan = make_plan(
             parse_dockerfile(request.dockerfile, file=request.file),
             build_args=request.build_args,
@@ -178,6 +192,7 @@ class Builds:
         settings = BuildSettings(
             scope=request.scope,
             use_cache=not request.no_cache,
+            charge=charge,
             keep=functools.partial(self._keep, request) if request.keep else None,
         )
         return Builder(plan, services, settings)

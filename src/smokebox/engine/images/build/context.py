@@ -21,6 +21,8 @@ from smokebox.wire.builds import ContextEntry
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 
+    from smokebox.engine.images.usage import Charge
+
 
 MAX_ENTRIES = 500_000
 MAX_FILE = 16 << 30
@@ -50,11 +52,18 @@ class ContentStore:
         return missing
 
     async def put(
-        self, digest: str, chunks: AsyncIterable[bytes], *, scope: str = "", limit: int = MAX_FILE
+        self,
+        digest: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        scope: str = "",
+        limit: int = MAX_FILE,
+        charge: Charge | None = None,
     ) -> int:
         """Store a content that arrives in chunks, and return its size.
 
         Raises:
+            LimitReached: The owner may not store more.
             InvalidOption: The content does not have this digest.
             RequestTooLarge: It is longer than `limit`.
         """
@@ -73,6 +82,8 @@ class ContentStore:
                             hint="Exclude it in .dockerignore.",
                             limit=limit,
                         )
+                    if charge is not None:
+                        charge.add(len(chunk))
                     sha.update(chunk)
                     file.write(chunk)
             if sha.hexdigest() != digest:
@@ -105,6 +116,14 @@ class ContentStore:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._scope(scope)) as entries:
             return sum(entry.stat().st_size for entry in entries)
         return 0
+
+    def clear(self, *, scope: str) -> None:
+        """Remove the contents of a scope, except those that are being received."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._scope(scope)):
+                if not name.startswith(_UNFINISHED):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(os.path.join(self._scope(scope), name))
 
     def prune(self, *, unused_for: float = KEEP_SECONDS) -> None:
         """Remove contents that were not used for that many seconds."""

@@ -16,8 +16,10 @@ import stat as stat_bits
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk import measure
 from smokebox.engine.files.descriptors import closing
 from smokebox.engine.files.rooted_files import RootedFiles
+from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.images.build.copier import Copier, CopyOptions, Ids
 from smokebox.engine.images.build.sources import clean, follow
 from smokebox.engine.images.image import Layer
@@ -56,10 +58,34 @@ class CacheDirectories:
     @contextlib.asynccontextmanager
     async def use(self, scope: str, id: str) -> AsyncIterator[str]:
         """Yield the path of a cache, which may not exist, and keep others out meanwhile."""
-        path = os.path.join(self._directory, _hash(scope), _hash(id))
+        path = os.path.join(self._scope(scope), _hash(id))
         async with self._locks.setdefault(path, asyncio.Lock()):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             yield path
+
+    def usage(self, scope: str) -> int:
+        """Return the bytes on disk of a scope's caches. Blocks."""
+        path = self._scope(scope)
+        return measure(path).bytes if os.path.isdir(path) else 0
+
+    async def clear(self, scope: str) -> None:
+        """Remove the caches of a scope that no build uses at the moment."""
+        directory = self._scope(scope)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(directory):
+                path = os.path.join(directory, name)
+                lock = self._locks.setdefault(path, asyncio.Lock())
+                if not lock.locked():
+                    async with lock:
+                        await asyncio.to_thread(_remove, directory, name)
+
+    def _scope(self, scope: str) -> str:
+        return os.path.join(self._directory, _hash(scope))
+
+
+def _remove(directory: str, name: str) -> None:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        remove_tree(fd, name, name)
 
 
 def _hash(text: str) -> str:

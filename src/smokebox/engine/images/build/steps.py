@@ -16,6 +16,7 @@ from smokebox.engine.images.build.mounts import CacheDirectories, MountSet, plac
 from smokebox.engine.images.build.step_sandbox import StepSandbox
 from smokebox.engine.images.build.upper_layer import Additions, clean_upper
 from smokebox.engine.images.catalog import LayerReference
+from smokebox.engine.images.layer_folder import missing
 from smokebox.engine.images.users import lookup
 from smokebox.errors import NotFound, PathError, SmokeboxError
 from smokebox.runtime.stream import Chunk
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.build.step_sandbox import StepSettings
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image import Image
-    from smokebox.engine.images.layer_store import LayerStore
+    from smokebox.engine.images.layer_store import LayerStore, StoredLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,17 @@ class StepRunner:
     async def image(self, state: BuildState) -> Image:
         """Return a state as an image that a sandbox starts from."""
         return await self._catalog.load(state.image(), state.key)
+
+    async def measure(self, layer: LayerReference) -> StoredLayer:
+        """Return a layer that a step made, with its size."""
+        stored = self._layer_store.get(layer.id)
+        if stored is None:
+            raise missing(layer.id)
+        return await self._layer_store.measure(stored)
+
+    async def cache_usage(self) -> int:
+        """Return the bytes that the caches of the build's scope take."""
+        return await asyncio.to_thread(self._caches.usage, self._scope)
 
     @contextlib.asynccontextmanager
     async def reading(self, state: BuildState) -> AsyncIterator[StepSandbox]:

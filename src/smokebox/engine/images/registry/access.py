@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from smokebox.egress.address_guard import PrivateAccess
+    from smokebox.engine.images.usage import Charging
 
 _MAX_SECRET = 64 * 1024
 
@@ -88,6 +89,7 @@ class RegistryAccess:
         server_credentials: Allows the server's own credentials where the caller has none.
         private: Addresses that are not public and may be reached.
         check_host: Raises `Forbidden` for a host that the caller may not reach.
+        charging: Counts what is stored against the quota of the caller.
     """
 
     scope: str = ""
@@ -95,3 +97,4 @@ class RegistryAccess:
     server_credentials: bool = False
     private: PrivateAccess = False
     check_host: Callable[[str], None] | None = None
+    charging: Charging | None = None

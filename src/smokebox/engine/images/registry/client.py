@@ -259,7 +259,7 @@ class RegistryClient:
         if status == 404:
             return NotFound(
                 f"{registry} has no image {image} ({shown}).",
-                hint="Check the name and the tag. Some registries hide private images like this: "
+                hint="Check the name and the tag. Some registries hide private images like this. "
                 + login_hint(registry),
                 kind="image",
                 name=image,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.layer_store import LayerStore, StoredLayer
     from smokebox.engine.images.registry.client import RegistryClient
     from smokebox.engine.images.registry.manifests import Descriptor
+    from smokebox.engine.images.usage import Charge
     from smokebox.types import LayerState
 
 _PIECE = 1 << 20
@@ -79,6 +80,7 @@ class LayerPull:
     Args:
         below: The diff_ids of the layers below it, the lowest first.
         report: Called with its progress.
+        charge: Counts what is stored, if there is a ceiling.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class LayerPull:
         diff_id: str,
         below: Sequence[str],
         report: Callable[[LayerProgress], None],
+        charge: Charge | None = None,
     ) -> None:
         self._client = client
         self._layer_store = layer_store
@@ -96,6 +99,7 @@ class LayerPull:
         self._diff_id = diff_id
         self._below = below
         self._report = report
+        self._charge = charge
         self._progress = LayerProgress(digest=blob.digest, done=0, total=blob.size, state="waiting")
         self._read_all = False
         report(self._progress)
@@ -113,8 +117,11 @@ class LayerPull:
             digest=self._blob.digest,
             diff_id=self._diff_id,
             below=self._below,
+            charge=None if self._charge is None else self._charge.add,
         )
         downloaded = self._read_all
+        if self._charge is not None:
+            self._charge.add_layer(stored, counted=downloaded)
         if not downloaded and (self._blob.digest, self._diff_id) not in trusted:
             await self._verify()
             downloaded = True

@@ -197,7 +197,8 @@ class RegistryImages:
         name = catalog_name(reference)
         known = await self._find(name, access.scope)
         if known is not None and (policy == "missing" or reference.digest is not None):
-            return PullResult(image=known, reference=name, pulled=False)
+            pinned = await self._pinned(reference, known, access.scope)
+            return PullResult(image=known, reference=pinned, pulled=False)
         mirrors: list[str | None] = list(self.settings.of(reference.registry).mirrors)
         for mirror in [*mirrors, None]:
             try:
@@ -209,7 +210,8 @@ class RegistryImages:
                 if known is None or not unreachable:
                     raise
                 note = f"{error.message} The image of the last pull is used."
-                return PullResult(image=known, reference=name, pulled=False, note=note)
+                pinned = await self._pinned(reference, known, access.scope)
+                return PullResult(image=known, reference=pinned, pulled=False, note=note)
         raise AssertionError("unreachable")
 
     async def _pull_from(
@@ -232,6 +234,7 @@ class RegistryImages:
             access.scope,
             lambda: self.open_client(reference, access, mirror=mirror),
             progress,
+            access.charging,
         )
         return PullResult(image=image, reference=pinned, pulled=True)
 
@@ -282,6 +285,12 @@ class RegistryImages:
         if image is None or any(layer_store.get(one.id) is None for one in image.layers):
             return None
         return image
+
+    async def _pinned(self, reference: Reference, image: CatalogImage, scope: str) -> str:
+        """Return a reference with the digest of a known image's manifest, if it was pulled."""
+        names = await self._catalog.names(image.digest, scope=scope)
+        pinned = (one for one in names if one.startswith(f"{reference.name}@"))
+        return next(pinned, catalog_name(reference))
 
     async def _name(self, names: Iterable[str], digest: str, scope: str) -> None:
         """Name an image in a scope, which may use it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.registry.client import RegistryClient
     from smokebox.engine.images.registry.manifests import Document, Manifest
     from smokebox.engine.images.registry.reference import Reference
+    from smokebox.engine.images.usage import Charge, Charging
     from smokebox.types import LayerProgress
 
 _LAYERS_AT_ONCE = 3
@@ -56,6 +58,7 @@ class SharedPulls:
         scope: str,
         open_client: Callable[[], AbstractAsyncContextManager[RegistryClient]],
         progress: Callable[[LayerProgress], None] | None,
+        charging: Charging | None = None,
     ) -> CatalogImage:
         """Pull the layers of an image and record it, or join the pull that does.
 
@@ -65,7 +68,9 @@ class SharedPulls:
         pull = self._running.get(key)
         if pull is None or pull.ended:
             pull = self._running[key] = _SharedPull()
-            pull.task = asyncio.create_task(self._pull(resolved, scope, open_client, pull))
+            pull.task = asyncio.create_task(
+                self._pull(resolved, scope, open_client, pull, charging)
+            )
             pull.task.add_done_callback(lambda _: self._forget(key))
         image = await pull.join(progress)
         # Another caller may have come by another tag.
@@ -91,13 +96,16 @@ class SharedPulls:
         scope: str,
         open_client: Callable[[], AbstractAsyncContextManager[RegistryClient]],
         pull: _SharedPull,
+        charging: Charging | None,
     ) -> CatalogImage:
         trusted = await TrustedLayers.find(
             self._catalog, scope=scope, registry=resolved.reference.registry
         )
-        with self._catalog.lease():
+        async with contextlib.AsyncExitStack() as stack:
+            charge = await stack.enter_async_context(charging()) if charging else None
+            stack.enter_context(self._catalog.lease())
             async with open_client() as client:
-                stored = await self._layers(resolved, client, trusted, pull)
+                stored = await self._layers(resolved, client, trusted, pull, charge)
             at = time.time()
             image = CatalogImage(
                 digest=resolved.config_digest,
@@ -118,12 +126,13 @@ class SharedPulls:
         client: RegistryClient,
         trusted: TrustedLayers,
         pull: _SharedPull,
+        charge: Charge | None,
     ) -> list[StoredLayer]:
         """Pull all layers, a few at once, begun from the lowest up."""
         places = asyncio.Semaphore(_LAYERS_AT_ONCE)
         ids = resolved.diff_ids
         works = [
-            LayerPull(client, self._layer_store, blob, ids[at], ids[:at], pull.report)
+            LayerPull(client, self._layer_store, blob, ids[at], ids[:at], pull.report, charge)
             for at, blob in enumerate(resolved.parsed.layers)
         ]
 

@@ -236,8 +236,14 @@ def explained(url: Url) -> Iterator[None]:
     except UnknownHost as error:
         raise _network(f"the name {url.host} is not known", name, connected=False) from error
     except ssl.SSLCertVerificationError as error:
-        reason = error.verify_message or "it is not trusted"
-        raise _network(f"the certificate of {name} cannot be verified: {reason}", name) from error
+        reason = (error.verify_message or "it is not trusted").rstrip(".")
+        raise RegistryError(
+            f"the certificate of {name} cannot be verified: {reason}.",
+            hint="If its authority is private, the operator sets SSL_CERT_FILE of the server to a "
+            "file with the certificates to trust.",
+            reason="failed",
+            registry=name,
+        ) from error
     except ssl.SSLError as error:
         raise RegistryError(
             f"TLS with {name} failed.",

@@ -1,0 +1,262 @@
+"""Images of tenants: what counts against the quota of a key, and which digests it may start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from http_response import fetch
+from oci_images import TestImage, tar
+from registry_server import RegistryServer, run_registry
+from smokebox.engine.images.registry.access import RegistryConfig, RegistrySettings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
+from smokebox.tenancy.profile import Profile
+from smokebox.wire.requests import CreateKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+CEILING = 4 * MIB
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    """A registry without authorization."""
+    with run_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path, registry: RegistryServer) -> AsyncIterator[RunningServer]:
+    """A server whose keys may store 4 MiB of images."""
+    config = RegistryConfig(plain_http=True)
+    settings = ServerSettings(
+        home=str(tmp_path / "home"),
+        host="127.0.0.1",
+        keys=True,
+        pool=0,
+        private_networks=("127.0.0.0/8",),
+        registries=RegistrySettings(registries={registry.authority: config}),
+        profiles={
+            "default": Profile(total_images=CEILING),
+            "narrow": Profile(name="narrow", images=("host", f"{registry.authority}/allowed/*")),
+            "wide": Profile(name="wide"),
+        },
+    )
+    async with run_server(settings) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def client(
+    server: RunningServer, prefix: str = "", *, admin: bool = False, profile: str | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client with a new key."""
+    body = CreateKey(name="k", prefix=prefix, admin=admin, profile=profile, overlap=True)
+    key = await server.state.keys.create(body)
+    headers = {"authorization": f"Bearer {key.key}", "x-key-id": key.id}
+    async with aiohttp.ClientSession(server.url, headers=headers) as session:
+        yield session
+
+
+def push(registry: RegistryServer, *layers: bytes, team: str = "team") -> str:
+    """Push an image of these layers, and return its reference."""
+    repository = f"{team}/image-{next(_numbers)}"
+    TestImage(layers=layers).push(registry.url, repository, "1")
+    return f"{registry.authority}/{repository}:1"
+
+
+def data(size: int, name: str = "data") -> bytes:
+    """Return a layer with a file of random bytes."""
+    return tar({name: random.Random(next(_numbers)).randbytes(size)})
+
+
+async def events(session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> Any:
+    """Send a request with a stream of events as its response, and return the last event."""
+    async with session.post(path, json=body) as response:
+        text = await response.text()
+    if not text.startswith(("event", ":")):
+        return json.loads(text)["error"]
+    return json.loads(text.strip().rpartition("data: ")[2])
+
+
+async def pull(session: aiohttp.ClientSession, image: str) -> Any:
+    return await events(session, "/api/images/pull", {"image": image})
+
+
+async def used(server: RunningServer, session: aiohttp.ClientSession) -> float:
+    """Return what a key uses of its quota, as `smokebox keys show` does."""
+    id = session.headers["x-key-id"]
+    async with client(server, admin=True) as admin:
+        quotas = (await fetch(admin.get(f"/api/keys/{id}"))).body["quotas"]
+    found: list[float] = [one["used"] for one in quotas if one["name"] == "total_images"]
+    return found[0]
+
+
+def layers_of(tmp_path: Path) -> set[str]:
+    names = os.listdir(tmp_path / "home/images/layers")
+    return {name for name in names if name.startswith("sha")}
+
+
+async def test_pull_above_the_quota_is_refused_and_leaves_nothing(
+    server: RunningServer, registry: RegistryServer, tmp_path: Path
+) -> None:
+    first, second = push(registry, data(3 * MIB)), push(registry, data(MIB // 2), data(2 * MIB))
+    async with client(server, "acme") as acme:
+        assert (await pull(acme, first))["pulled"]
+        kept = layers_of(tmp_path)
+        assert 3 * MIB <= await used(server, acme) < CEILING
+        error = await pull(acme, second)
+        assert (error["code"], error["fields"]["ceiling"]) == ("limit_reached", "total_images")
+        assert not error["retryable"]
+        assert layers_of(tmp_path) == kept
+        assert 3 * MIB <= await used(server, acme) < CEILING
+        assert (await fetch(acme.delete("/api/images", params={"image": first}))).status == 204
+        assert (await pull(acme, second))["pulled"]
+
+
+async def test_concurrent_pulls_share_the_quota(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    names = [push(registry, data(MIB), data(MIB)) for _ in range(4)]
+    async with client(server, "acme") as acme:
+        results = await asyncio.gather(*(pull(acme, name) for name in names))
+        assert any(one.get("code") == "limit_reached" for one in results)
+        assert await used(server, acme) <= CEILING
+
+
+async def test_bytes_are_counted_unpacked(server: RunningServer, registry: RegistryServer) -> None:
+    bomb = push(registry, tar({"zeros": bytes(64 * MIB)}))
+    many = push(registry, tar({str(number): b"" for number in range(10_000)}))
+    async with client(server, "acme") as acme:
+        for name in (bomb, many):
+            assert (await pull(acme, name))["code"] == "limit_reached"
+        assert await used(server, acme) == 0
+
+
+async def test_a_layer_of_two_images_counts_once_and_a_shared_image_never(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    base, shared = data(3 * MIB), push(registry, data(8 * MIB))
+    names = [push(registry, base, data(1000, "own")) for _ in range(3)]
+    async with client(server, "acme") as acme, client(server, admin=True) as admin:
+        body = {"image": shared, "share": True}
+        assert (await events(admin, "/api/images/pull", body))["pulled"]
+        for name in (*names, shared):
+            assert "image" in await pull(acme, name)
+        assert 3 * MIB <= await used(server, acme) < CEILING
+
+
+async def test_layers_of_another_key_count_for_both(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    name, other = push(registry, data(3 * MIB)), push(registry, data(2 * MIB))
+    async with client(server, "acme") as acme, client(server, "evil") as evil:
+        assert (await pull(acme, name))["pulled"]
+        assert (await pull(evil, other))["pulled"]
+        assert (await pull(evil, name))["code"] == "limit_reached"
+        assert await used(server, acme) >= 3 * MIB
+
+
+async def test_sandbox_that_pulls_its_image_is_charged(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    name = push(registry, data(5 * MIB))
+    async with client(server, "acme") as acme:
+        response = await fetch(acme.put("/api/sandboxes/acme-1", json={"image": name}))
+        assert response.body["error"]["fields"]["ceiling"] == "total_images"
+
+
+async def test_uploaded_contents_count(server: RunningServer, tmp_path: Path) -> None:
+    async with client(server, "acme") as acme:
+        statuses, most = [], 0.0
+        for _ in range(5):
+            content = random.Random(next(_numbers)).randbytes(MIB)
+            query = {"digest": hashlib.sha256(content).hexdigest()}
+            response = await fetch(
+                acme.put("/api/builds/contents", params=query, data=io.BytesIO(content))
+            )
+            statuses.append(response.status)
+            most = max(most, await used(server, acme))
+        assert statuses == [204, 204, 204, 204, 429]
+        # The last one is refused, and the others make room for the next try.
+        assert most == CEILING
+        assert await used(server, acme) == 0
+        assert not [one for one in (tmp_path / "home/builds/content").rglob("*") if one.is_file()]
+
+
+def context_of(content: bytes) -> dict[str, Any]:
+    """Return the entry of a file `f` in a build context."""
+    digest = hashlib.sha256(content).hexdigest()
+    return {"path": "f", "type": "file", "size": len(content), "digest": digest, "mode": 0o644}
+
+
+async def test_steps_and_images_of_builds_count(server: RunningServer) -> None:
+    content = random.Random(1).randbytes(MIB + MIB // 2)
+    entry = context_of(content)
+    async with client(server, "acme") as acme:
+        query = {"digest": entry["digest"]}
+        await fetch(acme.put("/api/builds/contents", params=query, data=io.BytesIO(content)))
+        copies = "FROM scratch\nCOPY f /a\n"
+        body = {"dockerfile": copies, "context": [entry], "names": ["one:1"]}
+        assert "digest" in await events(acme, "/api/builds", body)
+        before = await used(server, acme)
+        assert before >= 3 * MIB
+        body["dockerfile"] = f"{copies}COPY f /b\n"
+        error = await events(acme, "/api/builds", body)
+        assert "total_images" in error["message"], error
+        assert error["fields"]["line"] == 3
+        # Contents and cached steps made room.
+        assert await used(server, acme) < before
+        assert (await fetch(acme.delete("/api/images", params={"image": "one:1"}))).status == 204
+        assert await used(server, acme) == 0
+
+
+async def test_cache_mounts_count_and_make_room(server: RunningServer) -> None:
+    fill = "head -c 3000000 /dev/zero | tr '\\0' x > /c/$(date +%N)"
+    run = f"RUN --mount=type=cache,target=/c {fill}"
+    async with client(server, "acme") as acme:
+        body = {"dockerfile": f"FROM host\n{run}\n", "no_cache": True}
+        assert "digest" in await events(acme, "/api/builds", body)
+        assert await used(server, acme) >= 3_000_000
+        assert "total_images" in (await events(acme, "/api/builds", body))["message"]
+        assert await used(server, acme) < MIB
+
+
+async def test_digest_needs_a_name_that_the_ceiling_allows(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    allowed = push(registry, data(1000), team="allowed")
+    other = push(registry, data(1000), team="other")
+    async with (
+        client(server, "acme", profile="wide") as wide,
+        client(server, "acme", profile="narrow") as narrow,
+    ):
+        digests = [(await pull(wide, name))["image"]["digest"] for name in (allowed, other)]
+        create = [
+            await fetch(narrow.put(f"/api/sandboxes/acme-{digest[-8:]}", json={"image": digest}))
+            for digest in digests
+        ]
+        assert create[0].status == 200, create[0].body
+        error = create[1].body["error"]
+        assert (create[1].status, error["fields"]["ceiling"]) == (403, "images")
+        body = {"dockerfile": f"FROM {digests[1]}\nWORKDIR /x\n"}
+        assert "none of these names" in (await events(narrow, "/api/builds", body))["message"]
+        digest = digests[1][-8:]
+        wide_create = wide.put(f"/api/sandboxes/acme-{digest}", json={"image": digests[1]})
+        assert (await fetch(wide_create)).status == 200
