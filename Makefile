@@ -41,11 +41,11 @@ start: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed programs
 	@$(BIN)/python $(PYTEST) $(PARALLEL) --ignore=tests/soak
+	@# By itself: a hostile tenant takes the CPU from every other test.
+	@$(BIN)/python $(PYTEST) tests/soak
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
-	@# By itself: a hostile tenant takes the CPU from every other test. First two minutes, then an hour.
-	@$(BIN)/python -m pytest tests/soak
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest -s tests/soak
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) \
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \

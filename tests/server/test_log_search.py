@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import aiohttp
+import pytest
 
 from http_response import fetch
+from smokebox.server import log_search_worker
+from smokebox.server.log_search import LogSearch
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
 
@@ -46,3 +52,39 @@ async def test_searches_of_one_tenant_do_not_hold_up_those_of_another(tmp_path: 
             for one in waiting:
                 one.cancel()
             await asyncio.wait(waiting)
+
+
+def test_worker_outlives_a_search_that_takes_too_long() -> None:
+    requests = [
+        {"pattern": "(0*)*x", "flags": 0, "lines": ["0" * 64]},
+        {"pattern": "[", "flags": 0, "lines": [""]},
+        {"pattern": "re+ady", "flags": 0, "lines": ["", "all ready"]},
+    ]
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", log_search_worker.__file__],
+        input="".join(json.dumps(one) + "\n" for one in requests),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow, invalid, good = map(json.loads, found.stdout.splitlines())
+    assert "takes too long" in slow["error"]
+    assert "unterminated" in invalid["error"]
+    assert (good["line"], good["span"]) == (1, [4, 9])
+
+
+async def test_cancelled_search_leaves_its_worker_to_the_next() -> None:
+    search = LogSearch()
+    async with search._in_use("tenant"):
+        assert (await search.search("tenant", "a", 0, ["a"])).line == 0
+        (worker,) = search._idle
+        slow = asyncio.create_task(search.search("tenant", "(0*)*x", 0, ["0" * 64]))
+        while search._idle:
+            await asyncio.sleep(0)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert (await search.search("tenant", "b", 0, ["ab"])).line == 0
+        assert search._idle == [worker]
+    await search.aclose()
+    assert worker.returncode is not None

@@ -18,6 +18,7 @@ from smokebox.engine.processes.lifetime import ended_before, wait_timed_out
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
 from smokebox.engine.workers import current_party
 from smokebox.errors import InvalidOption, ServiceUnavailable
+from smokebox.foundation.tasks import run_to_completion
 from smokebox.options import check_timeout
 from smokebox.types import LogMatch
 
@@ -35,6 +36,8 @@ FLAGS = 2 | 8 | 16 | 32 | 64 | 256
 _PROGRAM = str(Path(__file__).with_name("log_search_worker.py"))
 # The worker's limit of CPU time ends it long before, unless the machine is overloaded.
 _RESPONSE_SECONDS = 60.0
+# Each start of a worker keeps the event loop for tens of milliseconds.
+_IDLE_SECONDS = 5.0
 # The largest groups, with every character escaped.
 _LONGEST_RESPONSE = 16 << 20
 
@@ -57,7 +60,7 @@ class _Turn:
 
 
 class LogSearch:
-    """The worker processes, which run while there are searches.
+    """The worker processes, which run while there are searches and a little longer.
 
     The searches of a tenant take turns, so that it keeps at most one worker from the others.
     """
@@ -66,6 +69,7 @@ class LogSearch:
         self._turns: dict[str, _Turn] = {}
         self._slots = asyncio.Semaphore(MAX_WORKERS)
         self._idle: list[asyncio.subprocess.Process] = []
+        self._closing: asyncio.Task[None] | None = None
 
     async def find_line(
         self, process: BackgroundProcess, pattern: str, flags: int, timeout: float | None
@@ -99,7 +103,8 @@ class LogSearch:
         """Find the first line that a pattern matches, for a tenant that is waiting for it."""
         request = {"pattern": pattern, "flags": flags, "lines": lines}
         async with self._turns[tenant].lock, self._slots:
-            response = await self._request(msgspec.json.encode(request) + b"\n")
+            # To its end also when cancelled: a killed worker would have to be replaced.
+            response = await run_to_completion(self._request(msgspec.json.encode(request) + b"\n"))
         if response is None:
             raise _invalid_pattern(pattern, "it takes too long on a line of this log")
         found = msgspec.json.decode(response, type=WorkerResponse)
@@ -111,6 +116,9 @@ class LogSearch:
     async def _in_use(self, tenant: str) -> AsyncIterator[None]:
         turn = self._turns.setdefault(tenant, _Turn())
         turn.users += 1
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
         try:
             yield
         finally:
@@ -118,12 +126,24 @@ class LogSearch:
             if not turn.users:
                 del self._turns[tenant]
             if not self._turns:
-                idle, self._idle = self._idle, []
-                for process in idle:
-                    await _kill(process)
+                self._closing = asyncio.create_task(self._close_later())
+
+    async def aclose(self) -> None:
+        """End the workers. No search runs."""
+        if self._closing is not None:
+            self._closing.cancel()
+        await self._close_idle()
+
+    async def _close_later(self) -> None:
+        await asyncio.sleep(_IDLE_SECONDS)
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        while self._idle:
+            await run_to_completion(_kill(self._idle.pop()))
 
     async def _request(self, request: bytes) -> bytes | None:
-        """Return a worker's response; None if it was killed at its limit of CPU time."""
+        """Return a worker's response; None if there was none."""
         process = self._idle.pop() if self._idle else await _start_worker()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -139,7 +159,7 @@ class LogSearch:
             if response:
                 self._idle.append(process)
             else:
-                # Also when cancelled: the next search would read this response.
+                # The next search would read this response.
                 await _kill(process)
         return response or None
 

@@ -27,6 +27,7 @@ from smokebox.server.app import create_app
 from smokebox.server.health import Drain, HealthCheck
 from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
+from smokebox.server.log_search import LogSearch
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
@@ -222,6 +223,8 @@ async def open_state(
             total=settings.max_connections,
             trusted_proxies=settings.trusted_proxies,
         )
+        log_search = LogSearch()
+        stack.push_async_callback(log_search.aclose)
         yield ServerState(
             host=host,
             settings=settings,
@@ -249,6 +252,7 @@ async def open_state(
             ),
             connections=connections,
             running=running,
+            log_search=log_search,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.server.log_search import LogSearch
@@ -41,4 +41,4 @@ class ServerState:
     previews: Previews
     connections: ConnectionLimits
     running: RunningRequests
-    log_search: LogSearch = field(default_factory=LogSearch)
+    log_search: LogSearch
