@@ -1,8 +1,8 @@
 """Many tenants beside a hostile one: nothing is lost, nothing fails, and nothing is left.
 
 SMOKEBOX_SOAK=1 runs 200 sandboxes of 20 keys for an hour (SMOKEBOX_SOAK_MINUTES), and then the
-hostile tenant may not double the latency of the others. That is part of `make soak`. Without it, the
-minute and a half say nothing about time, and run after the other tests.
+hostile tenant may not double the latency of the others. That is part of `make soak`. Without it,
+the minute and a half say nothing about time, and run after the other tests.
 """
 
 from __future__ import annotations
