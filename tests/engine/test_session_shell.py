@@ -12,7 +12,7 @@ from engine.awake_sandbox import AwakeSandbox, command_lines, eventually, open_s
 from smokebox.engine.jail.shell_supervisor import INTERRUPT_SIGNAL
 from smokebox.engine.record.rows import SessionRow, put
 from smokebox.engine.sessions import command as session_command
-from smokebox.engine.sessions.bash_protocol import SessionState
+from smokebox.engine.sessions.bash_protocol import READY, SessionState
 from smokebox.errors import (
     AccessDenied,
     InvalidOption,
@@ -547,6 +547,16 @@ async def test_state_that_a_slow_shell_reports_does_not_disturb_the_next_command
     await sandbox.jail.set_limits(Limits(cpu=0.03))
     for _ in range(2):
         assert await output_of(session, "echo $small ${#big}") == "1 5000000\n"
+
+
+async def test_shell_that_is_slow_to_start_gets_its_whole_state(
+    sandbox: AwakeSandbox, session: ShellSession
+) -> None:
+    # Sleeps before the last line that a shell reads when it starts.
+    pattern = rf"*printf\ ?{READY.decode()}*"
+    await output_of(session, f"X=kept; trap '[[ $BASH_COMMAND != {pattern} ]] || sleep 1' DEBUG")
+    await sandbox.restart()
+    assert await output_of(session, "echo $X") == "kept\n"
 
 
 @pytest.mark.parametrize("script", [b"exit 1", b"echo 'open", b"exec sleep 0", b"set -n"])

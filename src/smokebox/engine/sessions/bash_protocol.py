@@ -294,14 +294,15 @@ class SessionDirectory:
 
     @property
     def all_read(self) -> bool:
-        """True if the shell has read all lines."""
+        """True if the shell has read all lines, and run them."""
         count = array.array("i", [0])
         fcntl.ioctl(self._script, termios.FIONREAD, count)
         return count[0] == 0
 
     def send(self, lines: str) -> bool:
         """Write lines for the shell; return False if it does not read them."""
-        data = lines.encode()
+        # An empty line is read once the others have run, however slow the shell is.
+        data = f"{lines}\n".encode()
         try:
             return os.write(self._script, data) == len(data)
         except BlockingIOError:
