@@ -467,7 +467,7 @@ def _build_context(
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,
-        snapshots=Snapshots(record, home, storage, image_store, guard),
+        snapshots=Snapshots(record, home, storage, image_store, catalog, guard),
         tag=tag_of(home.path),
         admit=admit,
         load_handler=load_handler,

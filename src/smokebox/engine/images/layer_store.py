@@ -1,8 +1,8 @@
 """The store of layers: directories that never change once they are complete.
 
 There are two kinds. Layers made from this host are found by a digest of their input (`ensure`).
-Layers of images are found by the digest of their unpacked tar archive, or by a random id if they
-were the upper layer of a sandbox.
+Layers of images are found by the digest of their unpacked tar archive, and what sandboxes wrote,
+in steps of builds and until snapshots, by a random id.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from smokebox.engine.images.layer_folder import (
     LayerFolder,
     PruneResult,
     StoredLayer,
+    UnfinishedLayer,
     UnpackLimits,
     check_digest,
     check_media_type,
@@ -34,7 +35,7 @@ from smokebox.engine.images.overlay import LowerView
 from smokebox.engine.jail.uid_ranges import privileged
 from smokebox.engine.workers import Job, JobStopped, Workers, checkpoint
 from smokebox.errors import from_os_error
-from smokebox.foundation.ids import new_id
+from smokebox.foundation.ids import new_global_id, new_id
 from smokebox.foundation.tasks import run_to_completion
 
 if TYPE_CHECKING:
@@ -43,14 +44,18 @@ if TYPE_CHECKING:
         AsyncIterable,
         Callable,
         Collection,
+        Iterable,
         Iterator,
         Sequence,
     )
+
+    from smokebox.engine.record.rows import SnapshotLayerRow
 
 __all__ = [
     "LayerStore",
     "PruneResult",
     "StoredLayer",
+    "UnfinishedLayer",
     "make_directory",
     "make_file",
 ]
@@ -98,7 +103,7 @@ class LayerStore:
             raise from_os_error(error, str(error.filename or self.directory)) from error
 
     def get(self, id: str) -> StoredLayer | None:
-        """Return a complete layer of an image by its id."""
+        """Return a complete layer by its id."""
         return self._use(id)
 
     def find_layer(self, diff_id: str, below: Sequence[str] = ()) -> StoredLayer | None:
@@ -286,10 +291,27 @@ class LayerStore:
             await self._workers.finish(self._folder.write, found)
 
     def new_layer_id(self) -> str:
-        """Return a random id for a layer that is about to be adopted."""
-        return new_id("upper")
+        """Return a random id for what a sandbox wrote."""
+        return new_global_id("upper")
 
-    async def adopt(self, directory: str, *, id: str, owner: int) -> StoredLayer:
+    def begin(self) -> UnfinishedLayer:
+        """Return an empty layer to write to. Blocks; use a lease until the layer is recorded."""
+        return self._folder.begin()
+
+    async def place(self, unfinished: UnfinishedLayer, row: SnapshotLayerRow) -> None:
+        """Give a layer that a sandbox wrote its id, of `new_layer_id`, and put it on the disk."""
+        self._keep(row.id)
+        description = {
+            "owner": 0,
+            "target": row.target,
+            "bytes": row.size,
+            "files": row.files,
+        }
+        await self._workers.finish(unfinished.place, row.id, description, durable=True)
+
+    async def adopt(
+        self, directory: str, *, id: str, owner: int, target: str = "/", durable: bool = False
+    ) -> StoredLayer:
         """Take the upper layer of a stopped sandbox as a layer, by one rename.
 
         Safe to repeat after a crash: record the id first; if the directory was moved before, the
@@ -299,12 +321,20 @@ class LayerStore:
             directory: The upper directory. It is gone afterwards.
             id: An id of `new_layer_id`.
             owner: The host id of its files of root.
+            target: Where the sandbox saw it.
+            durable: Have the move on the disk when this returns.
         """
         self._keep(id)
-        adopted = await run_to_completion(
-            asyncio.to_thread(self._folder.adopt, directory, id=id, owner=owner)
+        adopt = partial(
+            self._folder.adopt, directory, id=id, owner=owner, target=target, durable=durable
         )
-        return adopted
+        return await run_to_completion(asyncio.to_thread(adopt))
+
+    async def drop(self, ids: Iterable[str]) -> None:
+        """Remove layers that nothing refers to."""
+        for id in ids:
+            self._leased.discard(id)
+            await self._workers.finish(self._folder.drop, id)
 
     async def measure(self, layer: StoredLayer) -> StoredLayer:
         """Return the layer with its size, which is measured once."""
