@@ -51,6 +51,22 @@ async def tenant(server: RunningServer, prefix: str) -> AsyncIterator[aiohttp.Cl
         yield session
 
 
+async def test_a_snapshot_may_replace_the_oldest_at_the_limit(tmp_path: Path) -> None:
+    async with serve(tmp_path, snapshots=2) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={}))
+        body = {"keep_last": 2}
+        made = [await fetch(acme.post(f"{BOX}/snapshots", json=body)) for _ in range(3)]
+        assert [one.status for one in made] == [201, 201, 201]
+        listed = (await fetch(acme.get("/api/snapshots"))).body["snapshots"]
+        assert [one["id"] for one in listed] == [one.body["id"] for one in made[1:]]
+        named = await fetch(acme.post(f"{BOX}/snapshots", json={"name": "x", **body}))
+        assert named.status == 429
+        refused = await fetch(acme.delete(f"{BOX}/snapshots"))
+        assert (refused.status, refused.body["error"]["fields"]["option"]) == (400, "keep_last")
+        removed = await fetch(acme.delete(f"{BOX}/snapshots?keep_last=1&keep_for=0.000001"))
+        assert removed.body["snapshots"] == listed[:1]
+
+
 async def test_number_of_snapshots_is_limited(tmp_path: Path) -> None:
     async with serve(tmp_path, snapshots=2) as server, tenant(server, "acme") as acme:
         await fetch(acme.put(BOX, json={}))

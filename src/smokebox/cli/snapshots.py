@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 snapshot = subcommands("Keep states of whole sandboxes, and return to them.")
 
+KeepLast = Annotated[
+    int | None,
+    typer.Option("--keep-last", metavar="N", help="Remove earlier ones without a name but N."),
+]
+KeepFor = Annotated[
+    str | None,
+    typer.Option("--keep-for", metavar="TIME", help="Remove none that is younger, such as 7d."),
+]
 Name = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot ID or name.")]
 
 
@@ -27,6 +35,8 @@ def create(
     description: Annotated[
         str | None, typer.Option("--description", "-m", metavar="TEXT", help="Text for people.")
     ] = None,
+    keep_last: KeepLast = None,
+    keep_for: KeepFor = None,
     as_json: AsJson = False,
 ) -> int:
     """Make a snapshot of all files of a sandbox and print its ID.
@@ -36,11 +46,31 @@ def create(
 
     async def work(client: Client) -> None:
         sandbox = await find_sandbox(client, id)
-        created = await sandbox.snapshot(name, description=description)
+        created = await sandbox.snapshot(
+            name, description=description, keep_last=keep_last, keep_for=keep_for
+        )
         if as_json:
             print_json(created)
         else:
             typer.echo(created.id)
+
+    return run_with_client(work)
+
+
+@snapshot.command()
+def prune(
+    id: Id, keep_last: KeepLast = None, keep_for: KeepFor = None, as_json: AsJson = False
+) -> int:
+    """Remove the snapshots of a sandbox without a name that are not kept, and list them."""
+
+    async def work(client: Client) -> None:
+        sandbox = await find_sandbox(client, id)
+        removed = await sandbox.prune_snapshots(keep_last=keep_last, keep_for=keep_for)
+        if as_json:
+            print_json(removed)
+            return
+        for one in removed:
+            typer.echo(one.id)
 
     return run_with_client(work)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from smokebox.engine.names import check_id, check_labels
 from smokebox.engine.snapshots.forks import fork_ids, no_memory
+from smokebox.engine.snapshots.retention import no_retention, parse_retention
 from smokebox.engine.snapshots.snapshots import random_snapshot_id
 from smokebox.errors import (
     Conflict,
@@ -28,6 +31,7 @@ from smokebox.wire.requests import (
     DiffToSnapshot,
     Fork,
     ListSnapshots,
+    PruneSnapshots,
     RestoreSnapshot,
 )
 from smokebox.wire.responses import Sandboxes, Snapshots
@@ -54,14 +58,23 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
     Idempotency-Key the request may be repeated, and makes one snapshot.
     """
 
+    retention = parse_retention(body.keep_last, body.keep_for)
+
     async def create_with_id(id: str) -> Snapshot:
-        async with call.state.quotas.snapshot(call.principal, id, call.sandbox.id):
+        freed: set[str] = set()
+        if retention is not None:
+            upcoming = int(body.name is None)
+            freed = await call.sandbox.snapshots.outdated(retention, upcoming=upcoming)
+        async with call.state.quotas.keep(
+            call.principal, "snapshots", id, call.sandbox.id, freed=freed
+        ):
             return await call.sandbox.snapshots.create(
                 body.name,
                 description=body.description,
                 labels=check_labels(body.labels),
                 id=id,
                 scope=call.principal.prefix,
+                retention=retention,
             )
 
     return await call.state.idempotency.once(
@@ -76,6 +89,15 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
     )
 
 
+@endpoint("DELETE", "/sandboxes/{id}/snapshots", errors=(InvalidOption,), slow=True)
+async def prune(call: ApiCall, query: PruneSnapshots) -> Snapshots:
+    """Delete the snapshots of a sandbox without a name that are not kept, and return them."""
+    retention = parse_retention(query.keep_last, query.keep_for)
+    if retention is None:
+        raise no_retention()
+    return Snapshots(await call.sandbox.snapshots.prune(retention))
+
+
 @endpoint("POST", "/sandboxes/{id}/snapshots/{snapshot}/restore", errors=_ERRORS, slow=True)
 async def restore(call: ApiCall, body: RestoreSnapshot) -> Snapshot:
     """Replace all files of a sandbox by those of a snapshot. Its run ends.
@@ -84,9 +106,11 @@ async def restore(call: ApiCall, body: RestoreSnapshot) -> Snapshot:
     restore fails, the files are unchanged.
     """
     snapshot = await find_snapshot(call, call.path_param("snapshot"))
-    async with call.state.quotas.snapshot(
-        call.principal, random_snapshot_id(), call.sandbox.id, count=body.save_as is not None
-    ):
+    making: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+    if body.save_as is not None:
+        id = random_snapshot_id()
+        making = call.state.quotas.keep(call.principal, "snapshots", id, call.sandbox.id)
+    async with making:
         return await call.sandbox.snapshots.restore(
             snapshot.id, save_as=body.save_as, scope=call.principal.prefix
         )
@@ -196,4 +220,4 @@ async def _info(call: ApiCall, id: str) -> SandboxInfo:
     return info
 
 
-ENDPOINTS = [create, restore, fork, list_all, get, diff, diff_to_present, delete]
+ENDPOINTS = [create, prune, restore, fork, list_all, get, diff, diff_to_present, delete]
