@@ -206,6 +206,27 @@ async def test_a_long_chain_is_merged(host: Host, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.timeout(120)
+async def test_the_layers_of_a_sandbox_that_is_forked_often_are_merged(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots_module, "MAX_LAYERS", 4)
+    sandbox = await host.create("box")
+    for number in range(6):
+        await sandbox.exec(f"echo {number} > f{number}; echo {number} > last")
+        await sandbox.sleep()
+        await host.fork("box", ids=[f"copy-{number}"])
+    async with asyncio.timeout(10):
+        while not any(row.merged for row in await host.snapshots.record.snapshot_layers()):
+            await asyncio.sleep(0.02)
+    assert (await sandbox.exec("cat f* last")).stdout.split() == [*"012345", "5"]
+    row = await sandbox.lifecycle.row()
+    assert row is not None
+    assert len(row.layers) <= 4
+    for number in (0, 5):
+        found = await host.sandbox(f"copy-{number}").exec("cat last; ls | wc -l")
+        assert found.stdout.split() == [str(number), str(number + 2)]
+
+
 async def test_sixty_snapshots_at_one_percent_change_take_at_most_twice_the_base(
     host: Host,
 ) -> None:

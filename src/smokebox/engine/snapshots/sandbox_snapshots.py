@@ -24,7 +24,7 @@ from smokebox.engine.snapshots.snapshots import (
     random_snapshot_id,
     snapshot_of,
 )
-from smokebox.errors import Conflict, NotFound, SandboxGone
+from smokebox.errors import Conflict, NotFound, SandboxGone, SmokeboxError
 from smokebox.foundation.tasks import run_to_completion
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class SandboxSnapshots(RunPart):
 
         async with self._lock:
             await self._capture(making, commit, lasting=True)
-        self._snapshots.shorten(found[0])
+        self._snapshots.shorten(row.id, found[0].layers)
         if retention is not None:
             await self.prune(retention)
         return snapshot_of(found[0])
@@ -165,10 +165,13 @@ class SandboxSnapshots(RunPart):
             await self.create(save_as, scope=scope)
 
         async def swap(row: SandboxRow) -> SandboxRow:
-            # From here on it happens, if need be when the next engine starts.
+            # From here on it happens, if need be when the sandbox is used next.
             changed = replace(row, layers=target.layers, pending="discard")
             await self._snapshots.record.write(update(changed))
-            return await self._snapshots.settle(changed)
+            try:
+                return await self._snapshots.settle(changed)
+            except (SmokeboxError, OSError):
+                return changed
 
         with self._snapshots.pinned(target.layers):
             if not self._snapshots.complete(target.layers):
@@ -212,6 +215,7 @@ class SandboxSnapshots(RunPart):
         making = self._temporary(row)
         async with self._lock:
             await self._capture(making, commit)
+        self._snapshots.shorten(row.id, forks[0].layers)
         return forks
 
     async def diff(

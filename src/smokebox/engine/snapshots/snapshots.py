@@ -353,7 +353,9 @@ class Snapshots:
     async def collect(self) -> None:
         """Remove the layers that no snapshot and no sandbox is stacked on."""
         async with self._collecting:
-            used = {one for row in await self.record.sandboxes() for one in row.layers}
+            stacks = [row.layers for row in await self.record.sandboxes()]
+            # A sandbox is stacked on what was merged for it from its next start.
+            used = {id for one in stacks for id in (*one, *self.canonical(one))}
             used |= {one for row in await self.record.snapshots() for one in row.layers}
             found = {row.id: row.sandbox_id for row in await self.record.snapshot_layers()}
             unused = [id for id in found if id not in used and self._pins[id] <= 0]
@@ -371,10 +373,10 @@ class Snapshots:
             finally:
                 self._removing.difference_update(unused)
 
-    def shorten(self, row: SnapshotRow) -> None:
-        """Merge layers of a snapshot in the background if it has too many."""
-        if len(row.layers) > MAX_LAYERS:
-            self.spawn(self._shorten(row))
+    def shorten(self, sandbox_id: str, layers: tuple[str, ...]) -> None:
+        """Merge layers of a sandbox in the background if there are too many."""
+        if len(layers) > MAX_LAYERS:
+            self.spawn(self._shorten(sandbox_id, layers))
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run background work, and log its failure."""
@@ -382,15 +384,15 @@ class Snapshots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _shorten(self, row: SnapshotRow) -> None:
-        with self.pinned(row.layers):
-            if not self.complete(row.layers):
+    async def _shorten(self, sandbox_id: str, layers: tuple[str, ...]) -> None:
+        with self.pinned(layers):
+            if not self.complete(layers):
                 return
-            layers = {one.id: one for one in await self.record.snapshot_layers()}
-            stack = [layers[id] for id in self.canonical(row.layers) if id in layers]
+            rows = {one.id: one for one in await self.record.snapshot_layers()}
+            stack = [rows[id] for id in self.canonical(layers) if id in rows]
             if len(stack) > MAX_LAYERS:
                 for run in _runs_to_merge(stack):
-                    await self._merge(row.sandbox_id, run)
+                    await self._merge(sandbox_id, run)
         for one in await self.record.snapshots():
             shorter = self.canonical(one.layers)
             if shorter != one.layers and one.status == "ready":
