@@ -12,6 +12,7 @@ from smokebox.cli.remote import find_sandbox, run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
+    from smokebox.types import Snapshot
 
 snapshot = subcommands("Keep states of whole sandboxes, and return to them.")
 
@@ -49,10 +50,7 @@ def create(
         created = await sandbox.snapshot(
             name, description=description, keep_last=keep_last, keep_for=keep_for
         )
-        if as_json:
-            print_json(created)
-        else:
-            typer.echo(created.id)
+        _show(created, as_json=as_json)
 
     return run_with_client(work)
 
@@ -177,6 +175,32 @@ def diff(
 
 
 @snapshot.command()
+def export(name: Name, as_json: AsJson = False) -> int:
+    """Put a snapshot into the bucket of the server's backups and print its ID."""
+
+    async def work(client: Client) -> None:
+        _show(await client.snapshots.export(name), as_json=as_json)
+
+    return run_with_client(work)
+
+
+@snapshot.command("import")
+def import_(
+    id: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot ID.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name to find it by here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take a snapshot from the bucket and print its ID."""
+
+    async def work(client: Client) -> None:
+        _show(await client.snapshots.load(id, name=name), as_json=as_json)
+
+    return run_with_client(work)
+
+
+@snapshot.command()
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="IDs or names.")],
 ) -> int:
@@ -214,6 +238,13 @@ def fork(
             typer.echo(one.id)
 
     return run_with_client(work)
+
+
+def _show(found: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(found.id)
 
 
 def _plain(text: str) -> str:

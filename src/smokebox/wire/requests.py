@@ -382,6 +382,13 @@ class PruneSnapshots(Query):
     keep_for: str | None = None
 
 
+class ImportSnapshot(Body):
+    """The id of a snapshot in the bucket, and its name, by default the one that it had."""
+
+    id: str
+    name: str | None = None
+
+
 class RestoreSnapshot(Body):
     """A return to a snapshot, after one of the present state with the name `save_as`."""
 

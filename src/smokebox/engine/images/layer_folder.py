@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.disk import measure
+from smokebox.engine.disk import flush_filesystem, measure
 from smokebox.engine.files.descriptors import LIST, closing, path_errors
 from smokebox.engine.files.placement import spread_directories
 from smokebox.engine.files.trees import remove_tree
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from smokebox.engine.images.overlay import LowerView
+    from smokebox.engine.record.rows import SnapshotLayerRow
 
 _UNFINISHED, _REMOVED = ".making-", ".removed-"
 _USERS, _LOCK, _HOME = ".users", ".lock", ".home"
@@ -185,8 +186,12 @@ class LayerFolder:
         limits: UnpackLimits,
         keep_owners: bool,
         view: Callable[[], LowerView],
+        row: SnapshotLayerRow | None = None,
     ) -> StoredLayer:
-        """Unpack a blob into a new layer. A failure leaves nothing."""
+        """Unpack a blob into a new layer. A failure leaves nothing.
+
+        With a `row` it is what a sandbox wrote, and is on the disk.
+        """
         viewed: list[LowerView] = []
 
         def view_once() -> LowerView:
@@ -210,14 +215,19 @@ class LayerFolder:
                         chunks
                     )
             id = dependent_id(diff_id, below) if viewed and below else diff_id
+            if row is not None:
+                id = row.id
+                with closing(_open(unfinished.files)) as top:
+                    flush_filesystem(top)
             description = {
                 "diff_id": diff_id,
                 "owner": 0,
                 "bytes": measure(unfinished.files).bytes,
                 "files": writer.files,
                 "owners": writer.owners,
+                "target": "/" if row is None else row.target,
             }
-            return unfinished.place(id, description)
+            return unfinished.place(id, description, durable=row is not None)
 
     def adopt(
         self, directory: str, *, id: str, owner: int, target: str, durable: bool
@@ -269,8 +279,11 @@ class LayerFolder:
         self.write(StoredLayer(id=layer.id, path=layer.path, bytes=used.bytes, files=used.inodes))
         return self._read(layer.id) or layer
 
-    def packer(self, layer: StoredLayer, *, ids: int) -> LayerPacker:
-        """Return what packs a layer whose files have so many ids."""
+    def packer(self, layer: StoredLayer, *, ids: int, whole: bool = False) -> LayerPacker:
+        """Return what packs a layer whose files have so many ids.
+
+        Files that every sandbox has of its own are left out, unless it is packed `whole`.
+        """
         description = _load(os.path.join(self.path, _name(layer.id))) or {}
         owners = description.get("owners")
         return LayerPacker(
@@ -280,7 +293,7 @@ class LayerFolder:
             owners={path: (uid, gid) for path, (uid, gid) in owners.items()}
             if isinstance(owners, dict)
             else {},
-            skip=GENERATED if layer.written else frozenset(),
+            skip=GENERATED if layer.written and not whole else frozenset(),
         )
 
     def drop(self, id: str) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         AsyncIterable,
         Callable,
         Collection,
+        Generator,
         Iterable,
         Iterator,
         Sequence,
@@ -201,7 +202,6 @@ class LayerStore:
         limits: UnpackLimits,
     ) -> StoredLayer:
         loop = asyncio.get_running_loop()
-        job, pipe = Job(), ChunkPipe()
 
         def view() -> LowerView:
             waiting = asyncio.run_coroutine_threadsafe(self._view(below), loop)
@@ -217,7 +217,6 @@ class LayerStore:
 
         unpacking = partial(
             self._folder.unpack,
-            iter(pipe),
             digest=digest,
             diff_id=diff_id,
             below=below,
@@ -225,6 +224,43 @@ class LayerStore:
             keep_owners=self._keep_owners,
             view=view,
         )
+        return await self._read(chunks, unpacking)
+
+    async def unpack_written(
+        self,
+        chunks: AsyncIterable[bytes],
+        row: SnapshotLayerRow,
+        *,
+        digest: str,
+        below: Sequence[str],
+    ) -> StoredLayer:
+        """Unpack an archive of what a sandbox wrote, made by `archive`. A failure leaves nothing.
+
+        Args:
+            chunks: The archive, as it is or compressed.
+            row: The layer that it becomes.
+            digest: Digest of the archive before compression.
+            below: The directories of the layers below it, the uppermost first.
+        """
+        self._keep(row.id)
+        unpacking = partial(
+            self._folder.unpack,
+            digest="",
+            diff_id=digest,
+            below=(),
+            limits=UnpackLimits(bytes=MAX_LAYER_BYTES, files=MAX_LAYER_FILES),
+            keep_owners=self._keep_owners,
+            view=lambda: LowerView(below),
+            row=row,
+        )
+        return await self._read(chunks, unpacking)
+
+    async def _read(
+        self, chunks: AsyncIterable[bytes], unpack: Callable[[Iterator[bytes]], StoredLayer]
+    ) -> StoredLayer:
+        """Unpack chunks in a thread while they arrive."""
+        job, pipe = Job(), ChunkPipe()
+        unpacking = partial(unpack, iter(pipe))
         filling = asyncio.ensure_future(pipe.fill(chunks))
         working = asyncio.ensure_future(self._workers.run(job, unpacking))
         try:
@@ -257,6 +293,11 @@ class LayerStore:
                 raise missing(diff_id)
             paths.append(layer.path)
         return LowerView(paths[::-1])
+
+    def archive(self, layer: StoredLayer) -> Generator[bytes, None, None]:
+        """Yield what a sandbox wrote as an uncompressed tar archive. Blocks."""
+        ids = MAX_ID + 1 if self._keep_owners else 1
+        return self._folder.packer(layer, ids=ids, whole=True).chunks()
 
     async def pack(self, layer: StoredLayer) -> AsyncGenerator[bytes, None]:
         """Yield the layer as an uncompressed tar archive, which is always the same bytes.

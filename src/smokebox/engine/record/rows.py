@@ -452,6 +452,16 @@ def load(kind: type[R], values: tuple[Any, ...]) -> R:
     return kind(**{name: _decode(name, value) for name, value in named})
 
 
+def to_text(row: Row) -> dict[str, Value]:
+    """Return the values of a row by name, each as the record stores it."""
+    return dict(zip(TABLES[type(row)].columns, _values(row), strict=True))
+
+
+def from_text(kind: type[R], values: dict[str, Any]) -> R:
+    """Build a row from values of `to_text`. Raises KeyError, TypeError or ValueError."""
+    return load(kind, tuple(values[name] for name in TABLES[kind].columns))
+
+
 def _values(row: Row) -> tuple[Value, ...]:
     return tuple(_encode(name, getattr(row, name)) for name in TABLES[type(row)].columns)
 

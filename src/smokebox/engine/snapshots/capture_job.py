@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smokebox.engine.backups.restore import frozen
+from smokebox.engine.disk import flush_filesystem
 from smokebox.engine.record.rows import SessionRow, SnapshotLayerRow, insert, update
 from smokebox.engine.snapshots.capture import (
     Capture,
@@ -18,7 +19,6 @@ from smokebox.engine.snapshots.capture import (
     check_room,
     load_state,
 )
-from smokebox.engine.snapshots.tree_copier import flush_filesystem
 from smokebox.engine.workers import Job
 from smokebox.errors import SmokeboxError
 from smokebox.foundation.tasks import run_to_completion

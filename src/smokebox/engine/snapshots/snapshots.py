@@ -347,7 +347,8 @@ class Snapshots:
     async def discard(self, ids: Iterable[str]) -> None:
         """Remove layers that were completed and did not get into the record."""
         for id in ids:
-            if await self.record.get(SnapshotLayerRow, id) is None:
+            # Another import may be loading the same one, which is pinned for each.
+            if self._pins[id] <= 1 and await self.record.get(SnapshotLayerRow, id) is None:
                 await self.store.drop([id])
 
     async def collect(self) -> None:

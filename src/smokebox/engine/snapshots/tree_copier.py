@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -11,6 +10,7 @@ import posixpath
 import stat
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk import flush_filesystem
 from smokebox.engine.files.descriptors import (
     LIST,
     REPLACED,
@@ -43,8 +43,6 @@ _THREADS = 3
 _FLUSH_EACH = 64
 # Errors of a file that a program replaces while it is copied, or whose owner may not read it.
 _HOSTILE = (*REPLACED, errno.ENXIO, errno.EACCES, errno.EPERM, errno.EEXIST)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 Xattrs = dict[str, bytes]
 """Extended attributes by name."""
@@ -315,13 +313,6 @@ def copy_top(source: str, target: str) -> None:
     ):
         _copy_xattrs(fd, to)
         _copy_attributes(entry_of(os.fstat(fd)), to)
-
-
-def flush_filesystem(fd: int) -> None:
-    """Write everything of a file system to its disk."""
-    if _libc.syncfs(fd):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _by_folder(files: Iterable[str]) -> Iterator[tuple[str, list[str]]]:

@@ -9,11 +9,14 @@ from smokebox.engine.snapshots.forks import fork_ids, no_memory
 from smokebox.engine.snapshots.retention import no_retention, parse_retention
 from smokebox.engine.snapshots.snapshots import random_snapshot_id
 from smokebox.errors import (
+    BadSnapshot,
+    BucketNotFound,
     Conflict,
     DeadlineExceeded,
     Forbidden,
     InvalidOption,
     LimitReached,
+    MissingDependency,
     NotFound,
     PathError,
     SandboxGone,
@@ -30,6 +33,7 @@ from smokebox.wire.requests import (
     DiffToPresent,
     DiffToSnapshot,
     Fork,
+    ImportSnapshot,
     ListSnapshots,
     PruneSnapshots,
     RestoreSnapshot,
@@ -48,6 +52,7 @@ _ERRORS = (
     ServiceUnavailable,
     Unsupported,
 )
+_BUCKET_ERRORS = (*_ERRORS, BadSnapshot, BucketNotFound, MissingDependency)
 
 
 @endpoint("POST", "/sandboxes/{id}/snapshots", errors=_ERRORS, status=201, slow=True)
@@ -189,6 +194,29 @@ async def diff(call: ApiCall, query: DiffToSnapshot) -> SnapshotDiff:
     return await call.host.snapshots.diff(rows[0], rows[1], texts=query.texts)
 
 
+@endpoint("POST", "/snapshots/{snapshot}/export", errors=_BUCKET_ERRORS, slow=True)
+async def export(call: ApiCall) -> Snapshot:
+    """Put a snapshot into the bucket of the server's backups. Safe to repeat."""
+    snapshot = await find_snapshot(call, call.path_param("snapshot"))
+    row = await call.host.snapshots.row(snapshot.id)
+    return await call.host.snapshot_archives.export(row)
+
+
+@endpoint("POST", "/snapshots/import", errors=_BUCKET_ERRORS, status=201, slow=True)
+async def import_(call: ApiCall, body: ImportSnapshot) -> Snapshot:
+    """Take a snapshot from the bucket, which this or another server exported."""
+    found = await call.host.snapshot_archives.find(body.id)
+    call.principal.check_sandbox(found.row.sandbox_id)
+    size = sum(layer.row.size for layer in found.layers)
+    await call.state.quotas.check_import(call.principal, found.row.sandbox_id, size)
+    async with call.state.quotas.keep(
+        call.principal, "snapshots", found.row.id, found.row.sandbox_id
+    ):
+        return await call.host.snapshot_archives.load(
+            found, name=body.name, scope=call.principal.prefix
+        )
+
+
 @endpoint("DELETE", "/snapshots/{snapshot}", errors=(Forbidden,), slow=True)
 async def delete(call: ApiCall) -> None:
     """Delete a snapshot. Sandboxes that were created from it keep their files."""
@@ -220,4 +248,16 @@ async def _info(call: ApiCall, id: str) -> SandboxInfo:
     return info
 
 
-ENDPOINTS = [create, prune, restore, fork, list_all, get, diff, diff_to_present, delete]
+ENDPOINTS = [
+    create,
+    prune,
+    export,
+    import_,
+    restore,
+    fork,
+    list_all,
+    get,
+    diff,
+    diff_to_present,
+    delete,
+]

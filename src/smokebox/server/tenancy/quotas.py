@@ -154,6 +154,20 @@ class Quotas:
 
         return lambda: self.host.builds.usage.charge(_owner(principal), ceiling, refuse)
 
+    async def check_import(self, principal: Principal, sandbox: str, size: int) -> None:
+        """Raise `LimitReached` unless a key may store a snapshot of so many bytes.
+
+        That of a sandbox that exists counts against its own limit.
+        """
+        profile = principal.profile
+        ceiling = None if profile is None else profile.total_disk
+        if profile is None or ceiling is None or await self.host.sandbox(sandbox).info():
+            return
+        used = next(one.used for one in await self.use(principal) if one.name == "total_disk")
+        if used + size > ceiling:
+            advice = "Delete snapshots"
+            raise _used_up(principal, profile, "total_disk", ceiling, advice, used, size)
+
     async def use(self, principal: Principal) -> list[QuotaUse]:
         """Return what the sandboxes and backups of a key use, and its ceilings."""
         profile = principal.profile
