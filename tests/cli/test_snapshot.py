@@ -35,6 +35,20 @@ def test_snapshot_is_made_listed_compared_restored_and_removed(cli: CommandLine)
     assert (done.returncode, "there is no snapshot 'cli-first'" in done.stderr) == (1, True)
 
 
+def test_old_snapshots_are_pruned(cli: CommandLine) -> None:
+    cli.output("create", "prune-one")
+    made = [cli.output("snapshot", "create", "prune-one") for _ in range(3)]
+    made.append(cli.output("snapshot", "create", "prune-one", "--keep-last", "3"))
+    assert (
+        cli.output("snapshot", "prune", "prune-one", "--keep-last", "1", "--keep-for", "1d") == ""
+    )
+    assert cli.output("snapshot", "prune", "prune-one", "--keep-last", "1") == "".join(made[1:3])
+    done = cli.run("snapshot", "prune", "prune-one")
+    assert (done.returncode, "keep_last or keep_for" in done.stderr) == (2, True)
+    cli.output("snapshot", "rm", made[3].strip())
+    cli.output("rm", "prune-one")
+
+
 def test_forks_are_printed(cli: CommandLine) -> None:
     cli.output("create", "fork-one")
     cli.output("exec", "fork-one", "echo 1 > f")

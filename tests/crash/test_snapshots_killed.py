@@ -20,16 +20,18 @@ from killable_server import new_home, run_killable_server
 
 SANDBOX = "/api/sandboxes/box"
 FILES = tuple(
-    f"engine/snapshots/{name}.py"
+    f"engine/{name}.py"
     for name in (
-        "capture",
-        "delta",
-        "layer_folder",
-        "layer_merge",
-        "layer_writer",
-        "sandbox_snapshots",
-        "snapshots",
-        "tree_index",
+        "images/layer_folder",
+        "images/layer_store",
+        "snapshots/capture",
+        "snapshots/capture_job",
+        "snapshots/delta",
+        "snapshots/layer_merge",
+        "snapshots/sandbox_snapshots",
+        "snapshots/snapshots",
+        "snapshots/tree_copier",
+        "snapshots/tree_index",
     )
 )
 SNAPSHOTS = int(os.environ.get("SMOKEBOX_CRASH_SNAPSHOTS", "60"))
@@ -89,8 +91,14 @@ def garbage(home: str) -> list[str]:
     with contextlib.closing(sqlite3.connect(f"{home}/record.db")) as record:
         known = {id for (id,) in record.execute("SELECT id FROM snapshot_layers")}
         making = record.execute("SELECT id FROM snapshots WHERE status != 'ready'").fetchall()
-    names = os.listdir(f"{home}/snapshots")
-    return [*map(str, making), *(name for name in names if name not in known)]
+    return [*map(str, making), *(name for name in layers_in(home) if name not in known)]
+
+
+def layers_in(home: str) -> list[str]:
+    """Return the layers in the store, complete or not."""
+    path = f"{home}/images/layers"
+    names = os.listdir(path) if os.path.isdir(path) else []
+    return [name for name in names if name not in (".users", ".lock")]
 
 
 async def test_acknowledged_snapshots_hold_the_state_of_their_moment() -> None:
@@ -122,7 +130,7 @@ async def test_acknowledged_snapshots_hold_the_state_of_their_moment() -> None:
                 await check_chain(http, id, length)
             for one in listed:
                 await fetch(http.delete(f"/api/snapshots/{one['id']}"))
-            assert os.listdir(f"{home}/snapshots") == []
+            assert layers_in(home) == []
 
 
 async def take_snapshot(
@@ -167,6 +175,30 @@ async def test_files_are_unchanged_or_restored_after_kill() -> None:
                 assert await run(http, LIST) == new
                 assert garbage(home) == []
                 await run(http, OTHER)
+
+
+async def test_files_that_a_fork_takes_without_a_copy_are_kept_after_kill() -> None:
+    """Every kill is of the first fork of a sleeping sandbox, whose files are moved."""
+    rng = seeded()
+    for number in range(2 * TRIES):
+        with new_home() as home:
+            async with run_killable_server(home) as http:
+                await fetch(http.put(SANDBOX, json={"keep_alive": True}))
+                await run(http, TREE)
+                tree = await run(http, LIST)
+                await fetch(http.post(f"{SANDBOX}/sleep"))
+            line = rng.randrange(1, 500)
+            async with run_killable_server(home, kill_at=line, since="fork", traced=FILES) as http:
+                with contextlib.suppress(*LOST):
+                    await fetch(http.post(f"{SANDBOX}/fork", json={"ids": ["fork"]}))
+            async with run_killable_server(home) as http:
+                if number % 2:
+                    await fetch(http.delete("/api/sandboxes/fork"))
+                else:
+                    await fetch(http.post(f"{SANDBOX}/fork", json={"ids": ["other"]}))
+                    assert await run(http, LIST, "/api/sandboxes/other") == tree
+                assert await run(http, LIST) == tree
+                assert garbage(home) == []
 
 
 async def test_forks_are_all_or_none_after_kill() -> None:

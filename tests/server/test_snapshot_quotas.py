@@ -20,9 +20,12 @@ BOX = "/api/sandboxes/acme-box"
 
 
 @contextlib.asynccontextmanager
-async def serve(tmp_path: Path, **ceilings: Any) -> AsyncIterator[RunningServer]:
+async def serve(
+    tmp_path: Path, *, backups: str | None = None, **ceilings: Any
+) -> AsyncIterator[RunningServer]:
     """Run a server with keys, and a default profile with these ceilings."""
     settings = ServerSettings(
+        backups=backups,
         home=str(tmp_path / "home"),
         host="127.0.0.1",
         keys=True,
@@ -49,6 +52,51 @@ async def tenant(server: RunningServer, prefix: str) -> AsyncIterator[aiohttp.Cl
     headers = {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(server.url, headers=headers) as session:
         yield session
+
+
+async def test_a_snapshot_may_replace_the_oldest_at_the_limit(tmp_path: Path) -> None:
+    async with serve(tmp_path, snapshots=2) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={}))
+        body = {"keep_last": 2}
+        made = [await fetch(acme.post(f"{BOX}/snapshots", json=body)) for _ in range(3)]
+        assert [one.status for one in made] == [201, 201, 201]
+        listed = (await fetch(acme.get("/api/snapshots"))).body["snapshots"]
+        assert [one["id"] for one in listed] == [one.body["id"] for one in made[1:]]
+        named = await fetch(acme.post(f"{BOX}/snapshots", json={"name": "x", **body}))
+        assert named.status == 429
+        refused = await fetch(acme.delete(f"{BOX}/snapshots"))
+        assert (refused.status, refused.body["error"]["fields"]["option"]) == (400, "keep_last")
+        removed = await fetch(acme.delete(f"{BOX}/snapshots?keep_last=1&keep_for=0.000001"))
+        assert removed.body["snapshots"] == listed[:1]
+
+
+async def test_a_key_imports_its_own_snapshots_within_its_ceilings(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    bucket = (tmp_path / "bucket").as_uri()
+    async with (
+        serve(tmp_path, backups=bucket, snapshots=1) as server,
+        tenant(server, "acme") as acme,
+        tenant(server, "evil") as evil,
+    ):
+        await fetch(acme.put(BOX, json={}))
+        await fetch(acme.put(f"{BOX}/files?path=f", data=b"1"))
+        made = (await fetch(acme.post(f"{BOX}/snapshots", json={"name": "one"}))).body
+        url = f"/api/snapshots/{made['id']}/export"
+        assert (await fetch(evil.post(url))).status == 403
+        assert (await fetch(acme.post(url))).body == made
+        await fetch(acme.delete(f"/api/snapshots/{made['id']}"))
+        body = {"id": made["id"]}
+        assert (await fetch(evil.post("/api/snapshots/import", json=body))).status == 403
+        found = await fetch(acme.post("/api/snapshots/import", json=body))
+        assert (found.status, found.body["name"]) == (201, "one")
+        again = await fetch(acme.post("/api/snapshots/import", json=body))
+        assert again.status == 409
+        await fetch(acme.put("/api/sandboxes/acme-new", json={"snapshot": "one"}))
+        read = await fetch(acme.get("/api/sandboxes/acme-new/files?path=f"))
+        assert read.status == 200
+        await fetch(acme.delete("/api/snapshots/one"))
+        assert (await fetch(acme.post(f"{BOX}/snapshots", json={}))).status == 201
+        assert (await fetch(acme.post("/api/snapshots/import", json=body))).status == 429
 
 
 async def test_number_of_snapshots_is_limited(tmp_path: Path) -> None:

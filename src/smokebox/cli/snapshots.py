@@ -12,9 +12,18 @@ from smokebox.cli.remote import find_sandbox, run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
+    from smokebox.types import Snapshot
 
 snapshot = subcommands("Keep states of whole sandboxes, and return to them.")
 
+KeepLast = Annotated[
+    int | None,
+    typer.Option("--keep-last", metavar="N", help="Remove earlier ones without a name but N."),
+]
+KeepFor = Annotated[
+    str | None,
+    typer.Option("--keep-for", metavar="TIME", help="Remove none that is younger, such as 7d."),
+]
 Name = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot ID or name.")]
 
 
@@ -27,6 +36,8 @@ def create(
     description: Annotated[
         str | None, typer.Option("--description", "-m", metavar="TEXT", help="Text for people.")
     ] = None,
+    keep_last: KeepLast = None,
+    keep_for: KeepFor = None,
     as_json: AsJson = False,
 ) -> int:
     """Make a snapshot of all files of a sandbox and print its ID.
@@ -36,11 +47,28 @@ def create(
 
     async def work(client: Client) -> None:
         sandbox = await find_sandbox(client, id)
-        created = await sandbox.snapshot(name, description=description)
+        created = await sandbox.snapshot(
+            name, description=description, keep_last=keep_last, keep_for=keep_for
+        )
+        _show(created, as_json=as_json)
+
+    return run_with_client(work)
+
+
+@snapshot.command()
+def prune(
+    id: Id, keep_last: KeepLast = None, keep_for: KeepFor = None, as_json: AsJson = False
+) -> int:
+    """Remove the snapshots of a sandbox without a name that are not kept, and list them."""
+
+    async def work(client: Client) -> None:
+        sandbox = await find_sandbox(client, id)
+        removed = await sandbox.prune_snapshots(keep_last=keep_last, keep_for=keep_for)
         if as_json:
-            print_json(created)
-        else:
-            typer.echo(created.id)
+            print_json(removed)
+            return
+        for one in removed:
+            typer.echo(one.id)
 
     return run_with_client(work)
 
@@ -147,6 +175,32 @@ def diff(
 
 
 @snapshot.command()
+def export(name: Name, as_json: AsJson = False) -> int:
+    """Put a snapshot into the bucket of the server's backups and print its ID."""
+
+    async def work(client: Client) -> None:
+        _show(await client.snapshots.export(name), as_json=as_json)
+
+    return run_with_client(work)
+
+
+@snapshot.command("import")
+def import_(
+    id: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot ID.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name to find it by here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take a snapshot from the bucket and print its ID."""
+
+    async def work(client: Client) -> None:
+        _show(await client.snapshots.load(id, name=name), as_json=as_json)
+
+    return run_with_client(work)
+
+
+@snapshot.command()
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="IDs or names.")],
 ) -> int:
@@ -184,6 +238,13 @@ def fork(
             typer.echo(one.id)
 
     return run_with_client(work)
+
+
+def _show(found: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(found.id)
 
 
 def _plain(text: str) -> str:

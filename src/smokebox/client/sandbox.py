@@ -18,11 +18,13 @@ from smokebox.client.settings import (
     with_declared,
 )
 from smokebox.errors import NotFound
+from smokebox.foundation.ids import new_global_id
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
+from smokebox.wire import requests, responses
 from smokebox.wire.requests import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
@@ -137,6 +139,37 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, S
         """Destroy it with its files. Safe to repeat; the next call creates an empty one."""
         await self._connection.destroy()
 
+    async def fork(
+        self, count: int = 1, *, ids: Sequence[str] | None = None, memory: bool = False
+    ) -> list[Self]:
+        """Create sandboxes that go on from the present state of this one: all of them, or none.
+
+        They have its files, image, egress policy, environment, limits, labels, settings and
+        sessions, but no processes, exposed ports or mounts. Each starts with its first call, and
+        lives until it is destroyed.
+
+        Args:
+            count: Number of forks.
+            ids: Their ids; by default that of this sandbox with a suffix.
+            memory: Not supported: processes are not copied.
+
+        Raises:
+            Conflict: An id is taken.
+            Unsupported: `memory` is set.
+        """
+        body = requests.Fork(count=count, ids=None if ids is None else [*ids], memory=memory)
+        response = await self._connection.request(
+            responses.Sandboxes,
+            "POST",
+            "/fork",
+            body=body,
+            timeout=None,
+            idempotency_key=new_global_id(),
+        )
+        # Their settings are those of this sandbox: none have to be sent.
+        transport, handlers = self._connection.transport, self._connection.channel.handlers
+        return [type(self)(info.id, transport, Settings(), handlers) for info in response.sandboxes]
+
     async def aclose(self) -> None:
         """Close the handle. A sandbox made by `create` is destroyed, others are kept.
 
@@ -151,11 +184,6 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, S
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def _of(self, id: str) -> Self:
-        connection = self._connection
-        # Its settings are those of this sandbox: none have to be sent.
-        return type(self)(id, connection.transport, Settings(), connection.channel.handlers)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} at {self._connection.transport.address}>"

@@ -1,8 +1,8 @@
-"""Snapshots of a sandbox: make, list, compare and restore them, and fork the sandbox."""
+"""Snapshots of a sandbox: make, list, compare, restore and remove them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from smokebox.client.server_resources import Snapshots, snapshot_segment
 from smokebox.foundation.ids import new_global_id
@@ -10,13 +10,13 @@ from smokebox.types import Snapshot, SnapshotDiff
 from smokebox.wire import requests, responses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from smokebox.client.sandbox_connection import SandboxConnection
 
 
 class SandboxSnapshots:
-    """Methods of `Sandbox` about snapshots and forks."""
+    """Methods of `Sandbox` about snapshots."""
 
     _connection: SandboxConnection
 
@@ -26,6 +26,8 @@ class SandboxSnapshots:
         *,
         description: str | None = None,
         labels: Mapping[str, str] | None = None,
+        keep_last: int | None = None,
+        keep_for: float | str | None = None,
     ) -> Snapshot:
         """Make a snapshot of all files, awake or asleep. It outlives the sandbox.
 
@@ -36,17 +38,39 @@ class SandboxSnapshots:
             name: Name to find it by, unique among the snapshots of the key.
             description: Text for people.
             labels: Names and values, added to those of the sandbox.
+            keep_last: Then remove earlier snapshots of the sandbox without a name, but the last
+                ones, so many with this one.
+            keep_for: Remove only those that are older: seconds, or text such as "2h", "7d".
 
         Raises:
             Conflict: The name is taken.
             LimitReached: The sandbox and its snapshots use as much disk as it may.
         """
         body = requests.CreateSnapshot(
-            name=name, description=description, labels=dict(labels or {})
+            name=name,
+            description=description,
+            labels=dict(labels or {}),
+            keep_last=keep_last,
+            keep_for=keep_for,
         )
         return await self._connection.request(
             Snapshot, "POST", "/snapshots", body=body, timeout=None, idempotency_key=new_global_id()
         )
+
+    async def prune_snapshots(
+        self, *, keep_last: int | None = None, keep_for: float | str | None = None
+    ) -> list[Snapshot]:
+        """Delete snapshots of this sandbox without a name that are not kept, and return them.
+
+        Args:
+            keep_last: Keep so many, the latest.
+            keep_for: Keep those that are not older: seconds, or text such as "2h", "7d".
+        """
+        query = {"keep_last": keep_last, "keep_for": keep_for}
+        response = await self._connection.request(
+            responses.Snapshots, "DELETE", "/snapshots", query=query, timeout=None
+        )
+        return response.snapshots
 
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of this sandbox, oldest first."""
@@ -68,35 +92,6 @@ class SandboxSnapshots:
         body = requests.RestoreSnapshot(save_as=save_as)
         target = f"/snapshots/{snapshot_segment(snapshot)}/restore"
         return await self._connection.request(Snapshot, "POST", target, body=body, timeout=None)
-
-    async def fork(
-        self, count: int = 1, *, ids: Sequence[str] | None = None, memory: bool = False
-    ) -> list[Self]:
-        """Create sandboxes that go on from the present state of this one: all of them, or none.
-
-        They have its files, image, egress policy, environment, limits, labels, settings and
-        sessions, but no processes, exposed ports or mounts. Each starts with its first call, and
-        lives until it is destroyed.
-
-        Args:
-            count: Number of forks.
-            ids: Their ids; by default that of this sandbox with a suffix.
-            memory: Not supported: processes are not copied.
-
-        Raises:
-            Conflict: An id is taken.
-            Unsupported: `memory` is set.
-        """
-        body = requests.Fork(count=count, ids=None if ids is None else [*ids], memory=memory)
-        response = await self._connection.request(
-            responses.Sandboxes,
-            "POST",
-            "/fork",
-            body=body,
-            timeout=None,
-            idempotency_key=new_global_id(),
-        )
-        return [self._of(info.id) for info in response.sandboxes]
 
     async def diff(
         self,
@@ -122,7 +117,3 @@ class SandboxSnapshots:
     async def delete_snapshot(self, snapshot: Snapshot | str) -> None:
         """Delete a snapshot. Safe to repeat; sandboxes created from it keep their files."""
         await Snapshots(self._connection.transport).delete(snapshot)
-
-    def _of(self, id: str) -> Self:
-        """Return a handle of a sandbox that exists, of the same class and handlers."""
-        raise NotImplementedError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.client.sandbox_connection import path_segment
 from smokebox.types import Backup, Snapshot, SnapshotDiff
-from smokebox.wire import responses
+from smokebox.wire import requests, responses
 from smokebox.wire.requests import CreateKey
 from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 
@@ -89,6 +89,31 @@ class Snapshots:
         query = {"to": after.id if isinstance(after, Snapshot) else after, "texts": _flag(texts)}
         path = f"/snapshots/{snapshot_segment(before)}/diff"
         return await self._transport.request(SnapshotDiff, "GET", path, query=query, timeout=None)
+
+    async def export(self, snapshot: Snapshot | str) -> Snapshot:
+        """Put a snapshot into the bucket of the server's backups. Safe to repeat.
+
+        Raises:
+            NotFound: There is no such snapshot.
+            Unsupported: The server has no bucket.
+        """
+        path = f"/snapshots/{snapshot_segment(snapshot)}/export"
+        return await self._transport.request(Snapshot, "POST", path, timeout=None)
+
+    async def load(self, id: str, *, name: str | None = None) -> Snapshot:
+        """Take a snapshot from the bucket, which this or another server exported.
+
+        Args:
+            id: Id of the snapshot.
+            name: Its name on this server, by default the one that it had.
+
+        Raises:
+            NotFound: The bucket has no such snapshot, or the server lacks its image.
+            Conflict: The server has it already, or its name is taken.
+        """
+        body = requests.ImportSnapshot(id=id, name=name)
+        path = "/snapshots/import"
+        return await self._transport.request(Snapshot, "POST", path, body=body, timeout=None)
 
     async def delete(self, snapshot: Snapshot | str) -> None:
         """Delete a snapshot. Safe to repeat; sandboxes created from it keep their files."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import stat
 import threading
@@ -42,6 +43,7 @@ _MAX_LINKED = 1 << 16
 _WORK_SECONDS = 0.005
 _MIN_SECONDS = 0.1
 _Resource = Literal["bytes", "inodes"]
+_libc = ctypes.CDLL(None, use_errno=True)
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 
 
@@ -139,6 +141,13 @@ def available_bytes(directory: str | int) -> int:
     """Return the bytes that can still be written, apart from the host's reserve."""
     space = os.statvfs(directory)
     return space.f_bavail * space.f_frsize - _reserve(space)
+
+
+def flush_filesystem(fd: int) -> None:
+    """Write everything of a file system to its disk."""
+    if _libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _reserve(space: os.statvfs_result) -> int:

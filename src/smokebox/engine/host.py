@@ -40,6 +40,7 @@ from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sandbox import Sandbox, info_of
 from smokebox.engine.sandbox_storage import SandboxStorage, open_storage
 from smokebox.engine.snapshots.forks import fork_ids, no_memory
+from smokebox.engine.snapshots.snapshot_archives import SnapshotArchives
 from smokebox.engine.snapshots.snapshots import Snapshots
 from smokebox.engine.workers import Workers
 from smokebox.errors import SandboxGone, SmokeboxError
@@ -196,6 +197,11 @@ class Host:
     def snapshots(self) -> Snapshots:
         """The snapshots of all sandboxes, including destroyed ones."""
         return self._context.snapshots
+
+    @property
+    def snapshot_archives(self) -> SnapshotArchives:
+        """Exports of snapshots to the bucket of backups, and imports."""
+        return SnapshotArchives(self._context)
 
     @property
     def traffic(self) -> TrafficTotals:
@@ -467,7 +473,7 @@ def _build_context(
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,
-        snapshots=Snapshots(record, home, storage, image_store, guard),
+        snapshots=Snapshots(record, home, storage, image_store, catalog, guard),
         tag=tag_of(home.path),
         admit=admit,
         load_handler=load_handler,

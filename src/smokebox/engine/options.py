@@ -29,6 +29,7 @@ DEFAULT_IMAGE = "host"
 _ENDLESS = {
     "sleep_after": "to never sleep, pass keep_alive=True",
     "lifetime": "leave it out for a sandbox without end",
+    "keep_for": "leave it out to keep them whatever their age",
 }
 SNAPSHOT_PREFIX = "snapshot:"
 

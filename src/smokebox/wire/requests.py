@@ -362,11 +362,31 @@ class CreateBackup(Body):
 
 
 class CreateSnapshot(Body):
-    """A snapshot of all files of a sandbox. `labels` are added to those of the sandbox."""
+    """A snapshot of all files of a sandbox. `labels` are added to those of the sandbox.
+
+    Then earlier ones without a name are removed, but the last `keep_last` and those that are not
+    older than `keep_for`, seconds or text such as "7d".
+    """
 
     name: str | None = None
     description: str | None = None
     labels: dict[str, str] = {}
+    keep_last: int | None = None
+    keep_for: float | str | None = None
+
+
+class PruneSnapshots(Query):
+    """The snapshots of a sandbox to keep, as in `CreateSnapshot`."""
+
+    keep_last: int | None = None
+    keep_for: str | None = None
+
+
+class ImportSnapshot(Body):
+    """The id of a snapshot in the bucket, and its name, by default the one that it had."""
+
+    id: str
+    name: str | None = None
 
 
 class RestoreSnapshot(Body):

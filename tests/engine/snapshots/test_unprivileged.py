@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 def test_snapshots_as_an_ordinary_user() -> None:
     rerun_as_nobody(
         HERE,
-        "restores_every_file or fork_goes_on or closed_to_their_owner or stacked or keep_running",
+        "restores_every_file or fork_goes_on or closed_to_their_owner or stacked or keep_running "
+        "or sleeping_sandbox_gives or another_engine",
     )
 
 

@@ -32,7 +32,7 @@ from smokebox.errors import (
 from smokebox.sandbox.access import Access
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from smokebox.sandbox.stores import StoreTarget
 
@@ -209,18 +209,8 @@ class BucketArchiveStore:
 
     async def find(self, id: str) -> BackupRow | None:
         """Find a backup by its manifest, made by this or another server."""
-        import obstore
-
-        if not ID.fullmatch(id):
-            return None
-        try:
-            with self._translate_errors(id):
-                response = await obstore.get_async(self._target.store, self._key(id, MANIFEST))
-                if response.meta["size"] > MAX_MANIFEST:
-                    return None
-                return decode_manifest(bytes(await response.bytes_async()), id, self.place)
-        except PathNotFound:
-            return None
+        data = await self.read(id + MANIFEST, MAX_MANIFEST) if ID.fullmatch(id) else None
+        return None if data is None else decode_manifest(data, id, self.place)
 
     async def remove(self, id: str) -> None:
         """Remove the objects of a backup, and its local files."""
@@ -230,6 +220,59 @@ class BucketArchiveStore:
         for kind in (MANIFEST, ARCHIVE):
             with contextlib.suppress(PathNotFound), self._translate_errors(id):
                 await obstore.delete_async(self._target.store, self._key(id, kind))
+
+    async def upload(self, name: str, path: str) -> None:
+        """Upload a file as an object in concurrent parts, and verify its size."""
+        import obstore
+
+        size = (await asyncio.to_thread(os.stat, path)).st_size
+        with self._translate_errors(name):
+            store, key = self._target.store, self._key(name, "")
+            await obstore.put_async(
+                store,
+                key,
+                Path(path),
+                chunk_size=_UPLOAD_PART_SIZE,
+                max_concurrency=_MAX_UPLOADS,
+            )
+            found = (await obstore.head_async(store, key))["size"]
+        if found != size:
+            raise BadSnapshot(
+                f"{found} of {size} bytes of {name} arrived in {self.place}.",
+                hint="Try again.",
+                kind="object",
+                name=name,
+            )
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        """Create an object; one that exists is the same, and stays."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._translate_errors(name), contextlib.suppress(AlreadyExistsError):
+            await obstore.put_async(self._target.store, self._key(name, ""), data, mode="create")
+
+    async def read(self, name: str, limit: int) -> bytes | None:
+        """Return a small object, or None if it does not exist or is larger than the limit."""
+        import obstore
+
+        try:
+            with self._translate_errors(name):
+                response = await obstore.get_async(self._target.store, self._key(name, ""))
+                if response.meta["size"] > limit:
+                    return None
+                return bytes(await response.bytes_async())
+        except PathNotFound:
+            return None
+
+    async def chunks(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Yield an object."""
+        import obstore
+
+        with self._translate_errors(name):
+            response = await obstore.get_async(self._target.store, self._key(name, ""))
+            async for chunk in response.stream(min_chunk_size=CHUNK):
+                yield bytes(chunk)
 
     async def _download(self, row: BackupRow, path: str) -> str:
         """Download an archive and return its checksum."""

@@ -30,7 +30,14 @@ from smokebox.engine.record.rows import (
 from smokebox.errors import Conflict, ImageError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+    )
 
     from smokebox.engine.images.layer_store import LayerStore, PruneResult
     from smokebox.engine.record.record import Record
@@ -111,6 +118,12 @@ class ImageCatalog:
             self._leases -= 1
             if not self._leases:
                 self._leased.clear()
+
+    @contextlib.asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Remove nothing in the block, which puts leased layers into the record."""
+        async with self._lock:
+            yield
 
     async def put(
         self, image: CatalogImage, *, names: Iterable[str] = (), scope: str = SHARED
@@ -296,7 +309,7 @@ class ImageCatalog:
         return await self.layer_store.remove(discarded)
 
     async def sweep(self, *, unused_for: float = 0.0) -> PruneResult:
-        """Remove layers that no image has, such as those of interrupted pulls.
+        """Remove layers that nothing refers to, such as those of interrupted pulls.
 
         Args:
             unused_for: Keep what was unpacked within so many seconds.
@@ -339,6 +352,7 @@ class ImageCatalog:
         used = {layer.id for image in images for layer in image.layers}
         for step in await self._record.build_steps():
             used.update(id for id, _ in json.loads(step.stored))
+        used.update(row.id for row in await self._record.snapshot_layers())
         return used
 
     async def _unused(self, before: float) -> set[str]:

@@ -1,9 +1,9 @@
-"""The directory of image layers: how they are found, added and removed, by blocking calls.
+"""The directory of layers: how they are found, added and removed, by blocking calls.
 
-A layer is the directory `ID/files` with a description in `ID/layer.json`. It appears by a rename:
-a killed engine leaves only directories whose lock is free, and those are removed. Several engines
-may share the directory. Each registers the layers it uses in `.users`, and one removes what none
-has registered.
+A layer is the directory `ID/files` with a description in `ID/layer.json`: one of an image, or what
+a sandbox wrote, in a step of a build or until a snapshot. It appears by a rename: a killed engine
+leaves only directories whose lock is free, and those are removed. Several engines may share the
+directory. Each registers the layers it uses in `.users`, and one removes what none has registered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.disk import measure
+from smokebox.engine.disk import flush_filesystem, measure
 from smokebox.engine.files.descriptors import LIST, closing, path_errors
 from smokebox.engine.files.placement import spread_directories
 from smokebox.engine.files.trees import remove_tree
@@ -33,42 +33,44 @@ from smokebox.errors import ImageError, Unsupported, from_os_error
 from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from smokebox.engine.images.overlay import LowerView
+    from smokebox.engine.record.rows import SnapshotLayerRow
 
 _UNFINISHED, _REMOVED = ".making-", ".removed-"
 _USERS, _LOCK, _HOME = ".users", ".lock", ".home"
 _FILES, _DESCRIPTION = "files", "layer.json"
-_ADOPTED = re.compile(r"upper-[0-9a-f]{16}")
+_UPPER = re.compile(r"upper-[0-9a-f]{32}")
 _DEPENDENT = re.compile(rf"({DIGEST.pattern})@[0-9a-f]{{64}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLayer:
-    """A layer of an image in the store.
+    """A layer in the store.
 
     `id` names it in the store: the diff_id, alone or with the digest of the layers below if its
-    content depends on them, or a random one for an adopted upper layer. `owner` is as in `Layer`.
-    `diff_id` is the digest of its tar archive; None until an adopted layer is packed. `bytes` and
-    `files` are None until an adopted layer is measured.
+    content depends on them, or a random one for what a sandbox wrote. `owner` is as in `Layer`,
+    and `target` where a sandbox wrote it. `diff_id` is the digest of its tar archive; None until
+    what a sandbox wrote is packed. `bytes` and `files` are None until that is measured.
     """
 
     id: str
     path: str
     owner: int = 0
+    target: str = "/"
     diff_id: str | None = None
     bytes: int | None = None
     files: int | None = None
 
     @property
-    def adopted(self) -> bool:
-        """True if it was the upper layer of a sandbox."""
-        return _ADOPTED.fullmatch(self.id) is not None
+    def written(self) -> bool:
+        """True if it has what a sandbox wrote."""
+        return _UPPER.fullmatch(self.id) is not None
 
-    def at(self, target: str = "/") -> Layer:
-        """Return it as a layer of an image."""
-        return Layer(path=self.path, target=target, owner=self.owner)
+    def at(self, target: str | None = None) -> Layer:
+        """Return it as a layer of an image, by default at its own target."""
+        return Layer(path=self.path, target=target or self.target, owner=self.owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,30 @@ def missing(id: str) -> ImageError:
     )
 
 
+class UnfinishedLayer:
+    """A layer that is written to `files`, and removed by `close` unless it was placed."""
+
+    def __init__(self, folder: LayerFolder, path: str, lock: int) -> None:
+        self._folder = folder
+        self._path = path
+        self._lock = lock
+        self.files = os.path.join(path, _FILES)
+
+    def place(
+        self, id: str, description: Mapping[str, object], *, durable: bool = False
+    ) -> StoredLayer:
+        """Give the layer its id. With `durable` it is on the disk, if its files are."""
+        _write(self._path, description, durable=durable)
+        return self._folder.place(self._path, id, durable=durable)
+
+    def close(self) -> None:
+        """Release it. Safe to repeat."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            with closing(lock):
+                self._folder.clear(self._path)
+
+
 class LayerFolder:
     """The layers in `path`, a private directory that is made when it is needed.
 
@@ -160,8 +186,12 @@ class LayerFolder:
         limits: UnpackLimits,
         keep_owners: bool,
         view: Callable[[], LowerView],
+        row: SnapshotLayerRow | None = None,
     ) -> StoredLayer:
-        """Unpack a blob into a new layer. A failure leaves nothing."""
+        """Unpack a blob into a new layer. A failure leaves nothing.
+
+        With a `row` it is what a sandbox wrote, and is on the disk.
+        """
         viewed: list[LowerView] = []
 
         def view_once() -> LowerView:
@@ -169,10 +199,8 @@ class LayerFolder:
                 viewed.append(view())
             return viewed[0]
 
-        with path_errors(self.path), self._unfinished() as unfinished:
-            os.mkdir(os.path.join(unfinished, _FILES), 0o755)
-            with closing(os.open(os.path.join(unfinished, _FILES), LIST | os.O_CLOEXEC)) as top:
-                os.fchmod(top, 0o755)
+        with path_errors(self.path), contextlib.closing(self.begin()) as unfinished:
+            with closing(os.open(unfinished.files, LIST | os.O_CLOEXEC)) as top:
                 writer = LayerWriter(
                     top,
                     keep_owners=keep_owners,
@@ -187,20 +215,26 @@ class LayerFolder:
                         chunks
                     )
             id = dependent_id(diff_id, below) if viewed and below else diff_id
+            if row is not None:
+                id = row.id
+                with closing(_open(unfinished.files)) as top:
+                    flush_filesystem(top)
             description = {
                 "diff_id": diff_id,
                 "owner": 0,
-                "bytes": measure(os.path.join(unfinished, _FILES)).bytes,
+                "bytes": measure(unfinished.files).bytes,
                 "files": writer.files,
                 "owners": writer.owners,
+                "target": "/" if row is None else row.target,
             }
-            _write(unfinished, description)
-            return self._place(unfinished, id)
+            return unfinished.place(id, description, durable=row is not None)
 
-    def adopt(self, directory: str, *, id: str, owner: int) -> StoredLayer:
-        """Move a directory here as a layer."""
-        if not _ADOPTED.fullmatch(id):
-            raise ValueError(f"not an id of an adopted layer: {id!r}")
+    def adopt(
+        self, directory: str, *, id: str, owner: int, target: str, durable: bool
+    ) -> StoredLayer:
+        """Move an upper layer here."""
+        if not _UPPER.fullmatch(id):
+            raise ValueError(f"not an id of an upper layer: {id!r}")
         place = os.path.join(self.path, id)
         try:
             self._prepare()
@@ -210,9 +244,12 @@ class LayerFolder:
                     return found
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(place, 0o700)
-                _write(place, {"owner": owner})
+                _write(place, {"owner": owner, "target": target}, durable=durable)
             # The one step that counts: before it nothing is here, and after it all is.
             os.rename(directory, os.path.join(place, _FILES))
+            if durable:
+                flush_directory(place)
+                flush_directory(self.path)
         except OSError as error:
             if error.errno == errno.EXDEV:
                 raise Unsupported(
@@ -227,7 +264,7 @@ class LayerFolder:
         return found
 
     def write(self, layer: StoredLayer) -> None:
-        """Record what became known of an adopted layer."""
+        """Record what became known of a layer that a sandbox wrote."""
         place = os.path.join(self.path, _name(layer.id))
         description = _load(place) or {}
         self._registered.pop(layer.id, None)
@@ -242,8 +279,11 @@ class LayerFolder:
         self.write(StoredLayer(id=layer.id, path=layer.path, bytes=used.bytes, files=used.inodes))
         return self._read(layer.id) or layer
 
-    def packer(self, layer: StoredLayer, *, ids: int) -> LayerPacker:
-        """Return what packs a layer whose files have so many ids."""
+    def packer(self, layer: StoredLayer, *, ids: int, whole: bool = False) -> LayerPacker:
+        """Return what packs a layer whose files have so many ids.
+
+        Files that every sandbox has of its own are left out, unless it is packed `whole`.
+        """
         description = _load(os.path.join(self.path, _name(layer.id))) or {}
         owners = description.get("owners")
         return LayerPacker(
@@ -253,8 +293,19 @@ class LayerFolder:
             owners={path: (uid, gid) for path, (uid, gid) in owners.items()}
             if isinstance(owners, dict)
             else {},
-            skip=GENERATED if layer.adopted else frozenset(),
+            skip=GENERATED if layer.written and not whole else frozenset(),
         )
+
+    def drop(self, id: str) -> None:
+        """Remove a layer that nothing refers to, unless another engine uses it."""
+        name = _name(id)
+        self._registered.pop(id, None)
+        aside = os.path.join(self.path, _REMOVED + new_id())
+        with self._locked(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._registrations(self._user), name))
+            if name not in self._used():
+                os.rename(os.path.join(self.path, name), aside)
+        self.clear(aside)
 
     def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
         """Move layers aside that no engine uses, and return the directories to remove.
@@ -279,7 +330,7 @@ class LayerFolder:
                     discarded.append(path)
                 elif name.startswith(".") or name in used:
                     continue
-                elif _ADOPTED.fullmatch(name) or os.stat(path).st_mtime <= before:
+                elif _UPPER.fullmatch(name) or os.stat(path).st_mtime <= before:
                     aside = os.path.join(self.path, _REMOVED + new_id())
                     os.rename(path, aside)
                     discarded.append(aside)
@@ -291,7 +342,7 @@ class LayerFolder:
         for path in directories:
             size += measure(path).bytes
             layers += os.path.basename(path).startswith(_REMOVED)
-            self._remove(path)
+            self.clear(path)
         return PruneResult(layers=layers, bytes=size)
 
     def _used(self) -> set[str]:
@@ -317,27 +368,30 @@ class LayerFolder:
                     found.append(path)
         return found
 
-    @contextlib.contextmanager
-    def _unfinished(self) -> Iterator[str]:
-        """Make a directory that is removed at the end, if it is still there."""
+    def begin(self) -> UnfinishedLayer:
+        """Return a layer to write to, which is empty."""
+        path = os.path.join(self.path, _UNFINISHED + new_id())
         try:
             self._prepare()
-            path = os.path.join(self.path, _UNFINISHED + new_id())
             with closing(self._open_lock()) as lock:
                 # Nothing is abandoned before it is locked.
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 os.mkdir(path, 0o700)
                 fd = _open(path)
                 fcntl.flock(fd, fcntl.LOCK_EX)
+            unfinished = UnfinishedLayer(self, path, fd)
+            try:
+                os.mkdir(unfinished.files)
+                os.chmod(unfinished.files, 0o755)
+            except BaseException:
+                unfinished.close()
+                raise
         except OSError as error:
             raise from_os_error(error, self.path) from error
-        with closing(fd):
-            try:
-                yield path
-            finally:
-                self._remove(path)
+        return unfinished
 
-    def _place(self, unfinished: str, id: str) -> StoredLayer:
+    def place(self, unfinished: str, id: str, *, durable: bool) -> StoredLayer:
+        """Give a complete directory the name of a layer, unless there is one."""
         name = _name(id)
         with self._locked(fcntl.LOCK_SH):
             self._register(name)
@@ -348,6 +402,8 @@ class LayerFolder:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
             found = self._read(id)
+        if durable:
+            flush_directory(self.path)
         assert found is not None
         return found
 
@@ -362,13 +418,15 @@ class LayerFolder:
             id=id,
             path=path,
             owner=int(str(description.get("owner", 0))),
+            target=str(description.get("target", "/")),
             diff_id=str(diff_id) if diff_id is not None else None,
             bytes=int(str(size)) if size is not None else None,
             files=int(str(files)) if files is not None else None,
         )
         return found
 
-    def _remove(self, path: str) -> None:
+    def clear(self, path: str) -> None:
+        """Remove a directory of the folder, if it exists."""
         with closing(os.open(self.path, LIST | os.O_CLOEXEC)) as parent:
             while True:
                 # A call that was cancelled is told so once, and cleans up all the same.
@@ -417,7 +475,7 @@ class LayerFolder:
 
 def _name(id: str) -> str:
     """Return the directory of an id, which may come from outside."""
-    if not (DIGEST.fullmatch(id) or _DEPENDENT.fullmatch(id) or _ADOPTED.fullmatch(id)):
+    if not (DIGEST.fullmatch(id) or _DEPENDENT.fullmatch(id) or _UPPER.fullmatch(id)):
         raise missing(id)
     return id.replace(":", "-")
 
@@ -435,8 +493,19 @@ def _load(place: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _write(place: str, description: dict[str, object]) -> None:
+def _write(place: str, description: Mapping[str, object], *, durable: bool = False) -> None:
     temporary = os.path.join(place, f".{new_id()}")
     with open(temporary, "x") as file:
         json.dump(description, file)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.rename(temporary, os.path.join(place, _DESCRIPTION))
+    if durable:
+        flush_directory(place)
+
+
+def flush_directory(path: str) -> None:
+    """Write the names in a directory to the disk."""
+    with closing(_open(path)) as fd:
+        os.fsync(fd)

@@ -1,8 +1,8 @@
 """The store of layers: directories that never change once they are complete.
 
 There are two kinds. Layers made from this host are found by a digest of their input (`ensure`).
-Layers of images are found by the digest of their unpacked tar archive, or by a random id if they
-were the upper layer of a sandbox.
+Layers of images are found by the digest of their unpacked tar archive, and what sandboxes wrote,
+in steps of builds and until snapshots, by a random id.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from smokebox.engine.images.layer_folder import (
     LayerFolder,
     PruneResult,
     StoredLayer,
+    UnfinishedLayer,
     UnpackLimits,
     check_digest,
     check_media_type,
@@ -34,7 +35,7 @@ from smokebox.engine.images.overlay import LowerView
 from smokebox.engine.jail.uid_ranges import privileged
 from smokebox.engine.workers import Job, JobStopped, Workers, checkpoint
 from smokebox.errors import from_os_error
-from smokebox.foundation.ids import new_id
+from smokebox.foundation.ids import new_global_id, new_id
 from smokebox.foundation.tasks import run_to_completion
 
 if TYPE_CHECKING:
@@ -43,14 +44,19 @@ if TYPE_CHECKING:
         AsyncIterable,
         Callable,
         Collection,
+        Generator,
+        Iterable,
         Iterator,
         Sequence,
     )
+
+    from smokebox.engine.record.rows import SnapshotLayerRow
 
 __all__ = [
     "LayerStore",
     "PruneResult",
     "StoredLayer",
+    "UnfinishedLayer",
     "make_directory",
     "make_file",
 ]
@@ -98,7 +104,7 @@ class LayerStore:
             raise from_os_error(error, str(error.filename or self.directory)) from error
 
     def get(self, id: str) -> StoredLayer | None:
-        """Return a complete layer of an image by its id."""
+        """Return a complete layer by its id."""
         return self._use(id)
 
     def find_layer(self, diff_id: str, below: Sequence[str] = ()) -> StoredLayer | None:
@@ -196,7 +202,6 @@ class LayerStore:
         limits: UnpackLimits,
     ) -> StoredLayer:
         loop = asyncio.get_running_loop()
-        job, pipe = Job(), ChunkPipe()
 
         def view() -> LowerView:
             waiting = asyncio.run_coroutine_threadsafe(self._view(below), loop)
@@ -212,7 +217,6 @@ class LayerStore:
 
         unpacking = partial(
             self._folder.unpack,
-            iter(pipe),
             digest=digest,
             diff_id=diff_id,
             below=below,
@@ -220,6 +224,43 @@ class LayerStore:
             keep_owners=self._keep_owners,
             view=view,
         )
+        return await self._read(chunks, unpacking)
+
+    async def unpack_written(
+        self,
+        chunks: AsyncIterable[bytes],
+        row: SnapshotLayerRow,
+        *,
+        digest: str,
+        below: Sequence[str],
+    ) -> StoredLayer:
+        """Unpack an archive of what a sandbox wrote, made by `archive`. A failure leaves nothing.
+
+        Args:
+            chunks: The archive, as it is or compressed.
+            row: The layer that it becomes.
+            digest: Digest of the archive before compression.
+            below: The directories of the layers below it, the uppermost first.
+        """
+        self._keep(row.id)
+        unpacking = partial(
+            self._folder.unpack,
+            digest="",
+            diff_id=digest,
+            below=(),
+            limits=UnpackLimits(bytes=MAX_LAYER_BYTES, files=MAX_LAYER_FILES),
+            keep_owners=self._keep_owners,
+            view=lambda: LowerView(below),
+            row=row,
+        )
+        return await self._read(chunks, unpacking)
+
+    async def _read(
+        self, chunks: AsyncIterable[bytes], unpack: Callable[[Iterator[bytes]], StoredLayer]
+    ) -> StoredLayer:
+        """Unpack chunks in a thread while they arrive."""
+        job, pipe = Job(), ChunkPipe()
+        unpacking = partial(unpack, iter(pipe))
         filling = asyncio.ensure_future(pipe.fill(chunks))
         working = asyncio.ensure_future(self._workers.run(job, unpacking))
         try:
@@ -252,6 +293,11 @@ class LayerStore:
                 raise missing(diff_id)
             paths.append(layer.path)
         return LowerView(paths[::-1])
+
+    def archive(self, layer: StoredLayer) -> Generator[bytes, None, None]:
+        """Yield what a sandbox wrote as an uncompressed tar archive. Blocks."""
+        ids = MAX_ID + 1 if self._keep_owners else 1
+        return self._folder.packer(layer, ids=ids, whole=True).chunks()
 
     async def pack(self, layer: StoredLayer) -> AsyncGenerator[bytes, None]:
         """Yield the layer as an uncompressed tar archive, which is always the same bytes.
@@ -286,10 +332,27 @@ class LayerStore:
             await self._workers.finish(self._folder.write, found)
 
     def new_layer_id(self) -> str:
-        """Return a random id for a layer that is about to be adopted."""
-        return new_id("upper")
+        """Return a random id for what a sandbox wrote."""
+        return new_global_id("upper")
 
-    async def adopt(self, directory: str, *, id: str, owner: int) -> StoredLayer:
+    def begin(self) -> UnfinishedLayer:
+        """Return an empty layer to write to. Blocks; use a lease until the layer is recorded."""
+        return self._folder.begin()
+
+    async def place(self, unfinished: UnfinishedLayer, row: SnapshotLayerRow) -> None:
+        """Give a layer that a sandbox wrote its id, of `new_layer_id`, and put it on the disk."""
+        self._keep(row.id)
+        description = {
+            "owner": 0,
+            "target": row.target,
+            "bytes": row.size,
+            "files": row.files,
+        }
+        await self._workers.finish(unfinished.place, row.id, description, durable=True)
+
+    async def adopt(
+        self, directory: str, *, id: str, owner: int, target: str = "/", durable: bool = False
+    ) -> StoredLayer:
         """Take the upper layer of a stopped sandbox as a layer, by one rename.
 
         Safe to repeat after a crash: record the id first; if the directory was moved before, the
@@ -299,12 +362,20 @@ class LayerStore:
             directory: The upper directory. It is gone afterwards.
             id: An id of `new_layer_id`.
             owner: The host id of its files of root.
+            target: Where the sandbox saw it.
+            durable: Have the move on the disk when this returns.
         """
         self._keep(id)
-        adopted = await run_to_completion(
-            asyncio.to_thread(self._folder.adopt, directory, id=id, owner=owner)
+        adopt = partial(
+            self._folder.adopt, directory, id=id, owner=owner, target=target, durable=durable
         )
-        return adopted
+        return await run_to_completion(asyncio.to_thread(adopt))
+
+    async def drop(self, ids: Iterable[str]) -> None:
+        """Remove layers that nothing refers to."""
+        for id in ids:
+            self._leased.discard(id)
+            await self._workers.finish(self._folder.drop, id)
 
     async def measure(self, layer: StoredLayer) -> StoredLayer:
         """Return the layer with its size, which is measured once."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
@@ -163,6 +165,19 @@ class Record:
         if sandbox_id is None:
             return await self._select(SnapshotLayerRow, " ORDER BY rowid")
         return await self._select(SnapshotLayerRow, " WHERE sandbox_id = ?", sandbox_id)
+
+    async def flush(self) -> None:
+        """Put what was written on the disk, where it survives a crash of the host."""
+        await asyncio.to_thread(self._flush)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            # Without a log, all of it is in the database.
+            log = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(log)
+            finally:
+                os.close(log)
 
     async def aclose(self) -> None:
         """Commit pending changes, and close the file. Safe to repeat."""

@@ -70,8 +70,8 @@ class SandboxRow:
     Times are in seconds since the epoch. `stop_reason` is the reason why the last run ended,
     in words; `stop_cause` is the cause if the next run depends on it. `layers` are ids of layers
     of snapshots between its image and its upper layer, the uppermost first, and `snapshot` the id
-    of the one it was created from, if any. With `pending` "discard", its upper layer is removed
-    before the next run.
+    of the one it was created from, if any. Before the next run, its upper layer is removed if
+    `pending` is "discard", and if it is "adopt" moved to those of `layers` that do not exist.
     """
 
     id: str
@@ -93,7 +93,7 @@ class SandboxRow:
     egress: EgressLayers = _CLOSED
     layers: tuple[str, ...] = ()
     snapshot: str = ""
-    pending: Literal["", "discard"] = ""
+    pending: Literal["", "discard", "adopt"] = ""
 
     @property
     def expires_at(self) -> float | None:
@@ -314,13 +314,15 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotLayerRow:
-    """A layer of snapshots, and the bytes that it takes from the sandbox that it was made of.
+    """A layer of snapshots in the store, and the bytes that it takes from its sandbox.
 
-    One that was merged shows what the layers `merged` show, the uppermost first.
+    It is seen at `target`. One that was merged shows what the layers `merged` show, the uppermost
+    first.
     """
 
     id: str
     sandbox_id: str
+    target: str
     size: int
     files: int
     created_at: float
@@ -448,6 +450,16 @@ def load(kind: type[R], values: tuple[Any, ...]) -> R:
     """Build a row from the values of `Table.select`."""
     named = zip(TABLES[kind].columns, values, strict=True)
     return kind(**{name: _decode(name, value) for name, value in named})
+
+
+def to_text(row: Row) -> dict[str, Value]:
+    """Return the values of a row by name, each as the record stores it."""
+    return dict(zip(TABLES[type(row)].columns, _values(row), strict=True))
+
+
+def from_text(kind: type[R], values: dict[str, Any]) -> R:
+    """Build a row from values of `to_text`. Raises KeyError, TypeError or ValueError."""
+    return load(kind, tuple(values[name] for name in TABLES[kind].columns))
 
 
 def _values(row: Row) -> tuple[Value, ...]:

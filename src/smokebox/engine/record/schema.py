@@ -167,6 +167,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    ("ALTER TABLE snapshot_layers ADD COLUMN target TEXT NOT NULL DEFAULT '/'",),
 )
 
 

@@ -1,4 +1,4 @@
-"""Capture of the upper layers of a sandbox as a layer, while it runs or sleeps.
+"""Capture of the upper layers of a sandbox as layers, while it runs or sleeps.
 
 The files that changed since the capture before are copied while programs run. Then the programs
 are frozen, what changed meanwhile is copied, and they go on. The index of the captured state stays
@@ -16,14 +16,17 @@ import msgspec
 
 from smokebox.engine.disk import available_bytes
 from smokebox.engine.files.descriptors import LIST, closing
+from smokebox.engine.images.overlay import OVERLAY, xattrs_of
 from smokebox.engine.snapshots import tree_index
 from smokebox.engine.snapshots.delta import Delta, compare
-from smokebox.engine.snapshots.layer_writer import LayerWriter
+from smokebox.engine.snapshots.tree_copier import TreeCopier
 from smokebox.engine.snapshots.tree_index import TreeIndex, scan, settled
 from smokebox.errors import LimitReached, StorageFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from smokebox.engine.images.layer_folder import UnfinishedLayer
 
 # The latest state that a snapshot has, and the latest of all, if that is a later one: its layers
 # go with the forks that it was captured for.
@@ -53,98 +56,146 @@ class CaptureState:
 
 
 @dataclass(slots=True)
+class CapturedTree:
+    """The changes of one upper layer, which become a layer seen at `target`.
+
+    `base` is the directory that it had its attributes from.
+    """
+
+    target: str
+    top: int
+    base: str
+    before: TreeIndex | None
+    index: TreeIndex = field(default_factory=dict)
+    delta: Delta = field(default_factory=Delta)
+    unfinished: UnfinishedLayer | None = None
+    copier: TreeCopier | None = None
+
+    def compare(self, opened: dict[str, int] | None) -> None:
+        """Find the changes since the capture before. `opened` is as in `scan`."""
+        self.index = scan(self.top, opened, self.index or self.before)
+        untouched = (
+            self.before is None and len(self.index) == 1 and is_untouched(self.top, self.base)
+        )
+        self.delta = Delta() if untouched else compare(self.before, self.index)
+
+    def copy(self, begin: Callable[[], UnfinishedLayer]) -> TreeCopier:
+        """Return the copier of its files, with a layer to write to."""
+        if self.copier is None:
+            self.unfinished = begin()
+            self.copier = TreeCopier(self.unfinished.files)
+        return self.copier
+
+    def layer(self) -> UnfinishedLayer:
+        """Return the layer that its files were copied to."""
+        assert self.unfinished is not None
+        return self.unfinished
+
+    def close(self) -> None:
+        """Close what is open, and remove a layer that was not placed."""
+        if self.copier is not None:
+            self.copier.close()
+        if self.unfinished is not None:
+            self.unfinished.close()
+        os.close(self.top)
+
+
+@dataclass(slots=True)
 class Capture:
-    """A capture under way: of the upper layers below `uppers`, into the directory `target`."""
+    """A capture under way of the upper layers below `uppers`. `begin` returns an empty layer.
+
+    `bases` are directories that the upper layers had their attributes from, by target.
+    """
 
     uppers: str
-    target: str
-    targets: Sequence[str]
+    bases: Mapping[str, str]
     before: CaptureState
-    writers: list[LayerWriter] = field(default_factory=list)
-    tops: list[int] = field(default_factory=list)
-    indexes: list[TreeIndex] = field(default_factory=list)
-    deltas: list[Delta] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    begin: Callable[[], UnfinishedLayer]
+    trees: list[CapturedTree] = field(default_factory=list)
+    at_ns: int = 0
+    unsettled: set[int] = field(default_factory=set)
+    _used: int | None = None
 
     @property
-    def empty(self) -> bool:
-        """True if nothing changed since the capture before."""
-        return all(delta.empty for delta in self.deltas)
+    def changed(self) -> list[CapturedTree]:
+        """The trees with changes: mounts of a sandbox are limited."""
+        return [tree for tree in self.trees if not tree.delta.empty]
 
     @property
     def size(self) -> int:
-        """Bytes of the new layer."""
-        return sum(delta.disk for delta in self.deltas)
+        """Bytes of the changes."""
+        return sum(tree.delta.disk for tree in self.trees)
 
-    @property
     def used(self) -> int:
-        """Bytes of the upper layers."""
-        linked = {
-            (n, one.inode): one.disk for n, all in enumerate(self.indexes) for one in all.values()
-        }
-        return sum(linked.values())
-
-    @property
-    def files(self) -> int:
-        """Number of files in the new layer."""
-        return sum(len(delta.files) for delta in self.deltas)
+        """Return the bytes of the upper layers when they were listed first."""
+        if self._used is None:
+            linked = {
+                (tree.target, one.inode): one.disk
+                for tree in self.trees
+                for one in tree.index.values()
+            }
+            self._used = sum(linked.values())
+        return self._used
 
     def open(self) -> None:
         """Open the upper layers, which exist for a sandbox that ever ran."""
-        for number in range(len(self.targets)):
+        for number, (target, base) in enumerate(sorted(self.bases.items())):
             path = os.path.join(self.uppers, str(number))
-            self.tops.append(os.open(path, LIST | os.O_NOFOLLOW | os.O_CLOEXEC))
+            top = os.open(path, LIST | os.O_NOFOLLOW | os.O_CLOEXEC)
+            indexes = self.before.indexes
+            before = None if indexes is None else indexes[number]
+            self.trees.append(CapturedTree(target=target, top=top, base=base, before=before))
 
     def copy_ahead(self, pids: Callable[[], list[int]], check: Callable[[Capture], None]) -> None:
         """Copy what changed since the capture before, while programs run."""
         settled_ns = tree_index.now_ns() - tree_index.TICK_NS
         unsettled = tree_index.mapped_inodes(pids())
-        self._compare(None)
+        for tree in self.trees:
+            tree.compare(None)
         check(self)
-        if self.files > _AT_ONCE_FILES or self.size > _AT_ONCE_BYTES:
-            self._make_writers()
-            for writer, top, delta in zip(self.writers, self.tops, self.deltas, strict=True):
-                writer.copy_ahead(top, delta, unsettled, settled_ns)
+        files = sum(len(tree.delta.files) for tree in self.trees)
+        if files > _AT_ONCE_FILES or self.size > _AT_ONCE_BYTES:
+            for tree in self.changed:
+                copier = tree.copy(self.begin)
+                copier.copy_ahead(tree.top, tree.delta, tree.index, unsettled, settled_ns)
 
     def finish(self, pids: Callable[[], list[int]], check: Callable[[Capture], None]) -> None:
         """Copy the rest while nothing changes."""
-        at, unsettled = tree_index.now_ns(), tree_index.mapped_inodes(pids())
-        opened: list[dict[str, int]] = [{} for _ in self.tops]
+        self.at_ns, self.unsettled = tree_index.now_ns(), tree_index.mapped_inodes(pids())
+        with self.compared():
+            if self.changed:
+                check(self)
+            for tree in self.changed:
+                # The attributes of the top come from the uppermost layer.
+                directories = tree.delta.directories
+                tree.delta.directories = {"": directories.get("", False), **directories}
+                tree.copy(self.begin).copy_rest(tree.top, tree.delta, tree.index)
+
+    @contextlib.contextmanager
+    def compared(self) -> Iterator[None]:
+        """Find the changes of trees that do not change, and open them to their owner."""
+        opened: list[dict[str, int]] = [{} for _ in self.trees]
         try:
-            self._compare(opened)
-            self._copy_rest(check)
+            for tree, modes in zip(self.trees, opened, strict=True):
+                tree.compare(modes)
+            yield
         finally:
-            for top, modes in zip(self.tops, opened, strict=True):
-                tree_index.close_again(top, modes)
-        self.indexes = [settled(index, at, unsettled) for index in self.indexes]
+            for tree, modes in zip(self.trees, opened, strict=True):
+                tree_index.close_again(tree.top, modes)
 
-    def _copy_rest(self, check: Callable[[Capture], None]) -> None:
-        if self.empty:
-            return
-        check(self)
-        self._make_writers()
-        parts = zip(self.writers, self.tops, self.deltas, self.indexes, strict=True)
-        # Mounts of a sandbox are limited: a tree without changes is not one of them.
-        self.changed = [
-            "" if delta.empty else target
-            for delta, target in zip(self.deltas, self.targets, strict=True)
-        ]
-        for writer, top, delta, index in parts:
-            # The attributes of the top come from the uppermost layer.
-            delta.directories = {"": delta.directories.get("", False), **delta.directories}
-            writer.finish(top, delta, index)
-
-    def flush(self) -> None:
-        """Write the layer to the disk."""
-        for writer in self.writers:
-            writer.flush()
+    def complete(self) -> None:
+        """Complete the layers, and write them to the disk. The trees may change again."""
+        for tree in self.trees:
+            if not tree.delta.empty:
+                copier = tree.copy(self.begin)
+                copier.finish(tree.delta, tree.index)
+                copier.flush()
+            tree.index = settled(tree.index, self.at_ns, self.unsettled)
 
     def close(self) -> None:
         """Close what is open."""
-        for writer in self.writers:
-            writer.close()
-        for top in self.tops:
-            os.close(top)
+        for tree in self.trees:
+            tree.close()
 
     def save(
         self, directory: str, base: Sequence[str], layers: Sequence[str], *, lasting: bool
@@ -160,8 +211,8 @@ class Capture:
         captured = _Captured(
             base=list(base),
             layers=list(layers),
-            tops=[_identity(top) for top in self.tops],
-            indexes=tree_index.dump(self.indexes),
+            tops=[_identity(tree.top) for tree in self.trees],
+            indexes=tree_index.dump([tree.index for tree in self.trees]),
         )
         path = os.path.join(directory, _LASTING if lasting else _BRANCHED)
         with open(f"{path}.part", "wb") as file:
@@ -170,20 +221,19 @@ class Capture:
         if lasting:
             _remove(directory, _BRANCHED)
 
-    def _compare(self, opened: list[dict[str, int]] | None) -> None:
-        self.indexes = [
-            scan(top, None if opened is None else opened[number])
-            for number, top in enumerate(self.tops)
-        ]
-        before = self.before.indexes
-        self.deltas = [
-            compare(before[number] if before is not None else None, index)
-            for number, index in enumerate(self.indexes)
-        ]
 
-    def _make_writers(self) -> None:
-        for number in range(len(self.writers), len(self.tops)):
-            self.writers.append(LayerWriter(os.path.join(self.target, str(number))))
+def is_untouched(top: int, base: str) -> bool:
+    """Return whether an open directory is empty, and has the attributes of another."""
+    if os.listdir(top):
+        return False
+    with closing(os.open(base, LIST | os.O_CLOEXEC)) as fd:
+        return _attributes(top) == _attributes(fd)
+
+
+def _attributes(fd: int) -> tuple[int, int, int, dict[str, bytes]]:
+    found = os.fstat(fd)
+    xattrs = {name: value for name, value in xattrs_of(fd).items() if not name.startswith(OVERLAY)}
+    return found.st_mode, found.st_uid, found.st_gid, xattrs
 
 
 def load_state(

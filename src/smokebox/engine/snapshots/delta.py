@@ -57,7 +57,10 @@ class _Comparison:
         self._delta = Delta()
 
     def run(self) -> Delta:
+        old = self._old
         for path, entry in self._new.items():
+            if old.get(path) is entry and not self._whole:
+                continue
             if entry.is_directory:
                 self._add_directory(path, entry)
             else:

@@ -8,7 +8,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from smokebox.engine.files.descriptors import LIST
-from smokebox.engine.snapshots.layer_writer import LayerWriter
+from smokebox.engine.snapshots.tree_copier import TreeCopier
 from smokebox.engine.snapshots.tree_index import close_again, scan
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _apply(top: MergedNode, number: int, index: TreeIndex) -> None:
 
 
 def write_merged(layers: Sequence[str], target: str) -> None:
-    """Write a layer to the directory `target` that shows what others do, the uppermost first."""
+    """Fill the directory `target` with a layer that shows what others do, the uppermost first."""
     with contextlib.ExitStack() as stack:
         tops, indexes = [], []
         for path in layers:
@@ -70,15 +70,14 @@ def write_merged(layers: Sequence[str], target: str) -> None:
             stack.callback(close_again, tops[-1], opened)
             indexes.append(scan(tops[-1], opened))
         top = merge(indexes)
-        writer = LayerWriter(target)
+        writer = TreeCopier(target)
         stack.callback(writer.close)
         _write(writer, tops, top)
         writer.flush()
 
 
-def _write(writer: LayerWriter, tops: Sequence[int], top: MergedNode) -> None:
+def _write(writer: TreeCopier, tops: Sequence[int], top: MergedNode) -> None:
     directories = {path: node for path, node in _walk(top) if node.entry.is_directory}
-    opaque = {path: node.opaque for path, node in directories.items()}
     writer.make_directories(directories)
     for number, source in enumerate(tops):
         files = {
@@ -90,7 +89,7 @@ def _write(writer: LayerWriter, tops: Sequence[int], top: MergedNode) -> None:
     # One by one: the attributes of a directory change when those in it are completed.
     for path in reversed(directories):
         node = directories[path]
-        writer.copy_directories(tops[node.layer], {path: node.entry}, opaque)
+        writer.copy_directory(tops[node.layer], path, node.entry, opaque=node.opaque)
 
 
 def _walk(top: MergedNode) -> list[tuple[str, MergedNode]]:

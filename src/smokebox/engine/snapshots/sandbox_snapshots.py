@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from smokebox.engine.backups.restore import frozen
 from smokebox.engine.names import check_snapshot_name
 from smokebox.engine.record.rows import (
     SandboxRow,
-    SessionRow,
-    SnapshotLayerRow,
     SnapshotRow,
     delete,
     insert,
@@ -23,15 +18,13 @@ from smokebox.engine.record.rows import (
     update,
 )
 from smokebox.engine.run import RunPart
-from smokebox.engine.snapshots.capture import Capture, CaptureState, check_room, load_state
+from smokebox.engine.snapshots.capture_job import CaptureJob, SandboxState
 from smokebox.engine.snapshots.snapshots import (
     check_description,
     random_snapshot_id,
     snapshot_of,
 )
-from smokebox.engine.workers import Job
-from smokebox.errors import Conflict, NotFound, SandboxGone
-from smokebox.foundation.ids import new_global_id
+from smokebox.errors import Conflict, NotFound, SandboxGone, SmokeboxError
 from smokebox.foundation.tasks import run_to_completion
 
 if TYPE_CHECKING:
@@ -39,26 +32,13 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.lifecycle import Lifecycle
+    from smokebox.engine.record.rows import SnapshotLayerRow
     from smokebox.engine.run import Run
+    from smokebox.engine.snapshots.retention import Retention
     from smokebox.limits import Limits
     from smokebox.types import Snapshot, SnapshotDiff
 
-T = TypeVar("T")
-
 RESTORED = "it was restored to a snapshot"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxState:
-    """The captured state of a sandbox: the layers that show it, and the row that has the rest.
-
-    `layer` is the one that was made for it, or None if nothing had changed.
-    """
-
-    row: SandboxRow
-    layers: tuple[str, ...]
-    sessions: tuple[SessionRow, ...]
-    layer: SnapshotLayerRow | None
 
 
 class SandboxSnapshots(RunPart):
@@ -97,6 +77,7 @@ class SandboxSnapshots(RunPart):
         labels: Mapping[str, str] | None = None,
         id: str | None = None,
         scope: str = "",
+        retention: Retention | None = None,
     ) -> Snapshot:
         """Make a snapshot of all files of the sandbox. It outlives the sandbox.
 
@@ -109,6 +90,7 @@ class SandboxSnapshots(RunPart):
             labels: Labels to add to those of the sandbox.
             id: Id of the snapshot; by default a random one.
             scope: Prefix of the sandbox ids among which the name is unique.
+            retention: Then remove earlier snapshots of the sandbox that it does not keep.
 
         Raises:
             NotFound: The sandbox does not exist.
@@ -134,16 +116,24 @@ class SandboxSnapshots(RunPart):
 
         async def commit(state: SandboxState) -> None:
             ready = await self._complete(making, state, labels or {})
-            changes = (
-                [update(ready)] if state.layer is None else [insert(state.layer), update(ready)]
-            )
-            await self._snapshots.record.write(*changes)
+            await self._snapshots.record.write(*state.changes, update(ready))
             found.append(ready)
 
         async with self._lock:
             await self._capture(making, commit, lasting=True)
-        self._snapshots.shorten(found[0])
+        self._snapshots.shorten(row.id, found[0].layers)
+        if retention is not None:
+            await self.prune(retention)
         return snapshot_of(found[0])
+
+    async def prune(self, retention: Retention) -> list[Snapshot]:
+        """Remove the snapshots of the sandbox that are not kept, and return them."""
+        return await self._snapshots.prune(self._lifecycle.id, retention)
+
+    async def outdated(self, retention: Retention, *, upcoming: int = 0) -> set[str]:
+        """Return the ids of snapshots of the sandbox that are not kept; see `Retention`."""
+        rows = await self._snapshots.record.snapshots(sandbox_id=self._lifecycle.id)
+        return {row.id for row in retention.outdated(rows, upcoming=upcoming)}
 
     async def restore(
         self, snapshot: str, *, save_as: str | None = None, scope: str = ""
@@ -175,10 +165,13 @@ class SandboxSnapshots(RunPart):
             await self.create(save_as, scope=scope)
 
         async def swap(row: SandboxRow) -> SandboxRow:
-            # From here on it happens, if need be when the next engine starts.
+            # From here on it happens, if need be when the sandbox is used next.
             changed = replace(row, layers=target.layers, pending="discard")
             await self._snapshots.record.write(update(changed))
-            return await self._snapshots.settle(changed)
+            try:
+                return await self._snapshots.settle(changed)
+            except (SmokeboxError, OSError):
+                return changed
 
         with self._snapshots.pinned(target.layers):
             if not self._snapshots.complete(target.layers):
@@ -213,15 +206,16 @@ class SandboxSnapshots(RunPart):
                 for fork in forks
                 for session in state.sessions
             ]
-            layer = [] if state.layer is None else [insert(state.layer)]
+            inserts = [insert(fork) for fork in forks]
             await self._snapshots.record.write(
-                *layer, *(insert(fork) for fork in forks), *sessions, delete(SnapshotRow, making.id)
+                *state.changes, *inserts, *sessions, delete(SnapshotRow, making.id)
             )
 
         row = await self.row()
         making = self._temporary(row)
         async with self._lock:
             await self._capture(making, commit)
+        self._snapshots.shorten(row.id, forks[0].layers)
         return forks
 
     async def diff(
@@ -239,24 +233,21 @@ class SandboxSnapshots(RunPart):
         if after is not None:
             second = await self._snapshots.row(after, scope=scope)
             return await self._snapshots.diff(first, second, texts=texts)
-        found: list[SnapshotDiff] = []
+        present: list[SnapshotRow] = []
+        with contextlib.ExitStack() as stack:
 
-        async def compare(state: SandboxState) -> None:
-            if state.layer is not None:
-                # Recorded, so that the next snapshot can be stacked on it.
-                await self._snapshots.record.write(insert(state.layer))
-            present = replace(making, layers=state.layers)
-            try:
-                found.append(await self._snapshots.diff(first, present, texts=texts))
-            finally:
-                await self._snapshots.release(making)
+            async def keep(state: SandboxState) -> None:
+                stack.enter_context(self._snapshots.pinned(state.layers))
+                # Recorded, so that the next snapshot can be stacked on them.
+                await self._snapshots.record.write(*state.changes, delete(SnapshotRow, making.id))
+                present.append(replace(making, layers=state.layers))
 
-        row = await self.row()
-        making = self._temporary(row)
-        async with self._lock:
-            await self._capture(making, compare)
+            making = self._temporary(await self.row())
+            async with self._lock:
+                await self._capture(making, keep)
+            found = await self._snapshots.diff(first, present[0], texts=texts)
         await self._snapshots.collect()
-        return found[0]
+        return found
 
     async def adopt(self, run: Run) -> None:
         """Take over a run of another engine, which may have left it frozen."""
@@ -302,8 +293,8 @@ class SandboxSnapshots(RunPart):
             status="ready",
             parent=await self._parent(state),
             layers=state.layers,
-            size=state.layer.size if state.layer is not None else 0,
-            files=state.layer.files if state.layer is not None else 0,
+            size=sum(one.size for one in state.made),
+            files=sum(one.files for one in state.made),
             limits=row.limits,
             env=row.env,
             labels={**row.labels, **labels},
@@ -314,7 +305,7 @@ class SandboxSnapshots(RunPart):
 
     async def _parent(self, state: SandboxState) -> str | None:
         """Return the latest snapshot that the state is stacked on."""
-        below = state.layers if state.layer is None else state.layers[1:]
+        below = state.layers[len(state.made) :]
         for one in reversed(await self._snapshots.record.snapshots()):
             if one.status == "ready" and one.layers and one.layers == below:
                 return one.id
@@ -366,13 +357,25 @@ class SandboxSnapshots(RunPart):
     async def _capture_running_or_asleep(
         self, commit: Callable[[SandboxState], Awaitable[None]], *, lasting: bool
     ) -> None:
+        moved: list[SnapshotLayerRow] = []
+        failures: list[Exception] = []
+
+        def job(row: SandboxRow, run: Run | None) -> CaptureJob:
+            return CaptureJob(self._context, row, run, lasting=lasting, moved=moved)
+
+        async def move(row: SandboxRow) -> SandboxRow:
+            return await job(row, None).move(failures)
+
         async def capture(row: SandboxRow) -> SandboxRow:
-            await _CaptureJob(self._context, row, None, lasting=lasting).run(commit)
+            await job(row, None).run(commit)
             return row
 
         while True:
             run = self._lifecycle.run
             if run is None:
+                await self._lifecycle.change_files(move)
+                if failures:
+                    raise failures[0]
                 if await self._lifecycle.change_files(capture):
                     return
                 continue
@@ -380,120 +383,10 @@ class SandboxSnapshots(RunPart):
                 async with self._lifecycle.use() as current:
                     row = await self.row()
                     await self._flush()
-                    await _CaptureJob(self._context, row, current, lasting=lasting).run(commit)
+                    await job(row, current).run(commit)
                     return
             except SandboxGone:
                 # It fell asleep meanwhile, and is captured as it is then.
                 await self.row()
                 if self._lifecycle.run is not None:
                     raise
-
-
-class _CaptureJob:
-    """One capture of a sandbox that runs, or with `run` None is kept from waking.
-
-    It is `lasting` if it becomes a snapshot.
-    """
-
-    def __init__(
-        self, context: EngineContext, row: SandboxRow, run: Run | None, *, lasting: bool
-    ) -> None:
-        self._context = context
-        self._lasting = lasting
-        self._snapshots = context.snapshots
-        self._row = row
-        self._run = run
-        self._id = new_global_id("layer")
-        self._directory = context.storage.directory(row.key)
-
-    async def run(self, commit: Callable[[SandboxState], Awaitable[None]]) -> None:
-        targets = await self._targets()
-        if not await asyncio.to_thread(os.path.isdir, f"{self._directory}/data/upper/0"):
-            # It never ran, or an ephemeral one fell asleep.
-            await commit(await self._state(self._row.layers, None))
-            return
-        state = await asyncio.to_thread(
-            load_state,
-            self._directory,
-            self._row.layers,
-            len(targets),
-            self._snapshots.canonical,
-            self._snapshots.complete,
-        )
-        with self._snapshots.pinned((*state.layers, *self._row.layers, self._id)):
-            if not self._snapshots.complete(state.layers):
-                state = CaptureState(self._row.layers)
-            target = await asyncio.to_thread(self._snapshots.folder.begin, self._id)
-            capture = Capture(
-                uppers=f"{self._directory}/data/upper", target=target, targets=targets, before=state
-            )
-            try:
-                await self._make(capture, commit)
-            finally:
-                await run_to_completion(asyncio.to_thread(self._close, capture))
-
-    def _close(self, capture: Capture) -> None:
-        capture.close()
-        self._snapshots.folder.discard(self._id)
-
-    async def _make(
-        self, capture: Capture, commit: Callable[[SandboxState], Awaitable[None]]
-    ) -> None:
-        stored = await self._snapshots.stored(self._row.id)
-
-        def check(capture: Capture) -> None:
-            used, limit = capture.used + stored, self._row.limits.disk
-            check_room(self._context.home.path, capture.size, used=used, limit=limit)
-
-        def pids() -> list[int]:
-            return [] if self._run is None else self._run.jail.pids()
-
-        await self._work(capture.open)
-        if self._run is not None:
-            await self._work(capture.copy_ahead, pids, check)
-        async with frozen(self._run) if self._run is not None else contextlib.nullcontext():
-            await self._work(capture.finish, pids, check)
-            state = await self._state(capture.before.layers, None)
-            if self._run is not None and not self._run.jail.alive:
-                # Its files are removed, or about to be.
-                raise self._run.gone("it ended during the snapshot")
-        if capture.empty:
-            await commit(state)
-            return
-        await self._work(capture.flush)
-        await self._work(self._snapshots.folder.complete, self._id, capture.changed)
-        layers = (self._id, *capture.before.layers)
-        layer = SnapshotLayerRow(
-            id=self._id,
-            sandbox_id=self._row.id,
-            size=capture.size,
-            files=capture.files,
-            created_at=time.time(),
-        )
-        try:
-            await commit(replace(state, layers=layers, layer=layer))
-        except BaseException:
-            await run_to_completion(self._snapshots.discard(self._id))
-            raise
-        with contextlib.suppress(OSError):
-            # Without it, the next one copies all files.
-            save = functools.partial(capture.save, lasting=self._lasting)
-            await self._work(save, self._directory, self._row.layers, layers)
-        self._context.guard.set_stored(self._row.id, stored + layer.size)
-        disk = await self._snapshots.disk_limit(self._row.id, self._row.limits.disk)
-        await asyncio.to_thread(self._context.storage.confine, self._row.key, disk)
-
-    async def _work(self, work: Callable[..., T], *args: object) -> T:
-        return await self._snapshots.workers.run(Job(), work, *args)
-
-    async def _state(self, layers: tuple[str, ...], layer: SnapshotLayerRow | None) -> SandboxState:
-        sessions = await self._snapshots.record.rows(SessionRow, self._row.id)
-        return SandboxState(row=self._row, layers=layers, sessions=tuple(sessions), layer=layer)
-
-    async def _targets(self) -> list[str]:
-        if self._run is not None:
-            image = self._run.image
-        else:
-            row = self._row
-            image = await self._context.images.get(row.image, scope=row.id, digest=row.digest)
-        return sorted({layer.target for layer in image.layers})

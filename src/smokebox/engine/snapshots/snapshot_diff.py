@@ -18,11 +18,11 @@ from smokebox.engine.files.descriptors import (
     open_beneath,
     open_child,
 )
+from smokebox.engine.images.overlay import is_opaque
 from smokebox.engine.snapshots.tree_index import (
     IndexEntry,
     close_again,
     entry_of,
-    is_opaque,
     open_readable,
     scan,
 )

@@ -31,23 +31,27 @@ from smokebox.engine.record.rows import (
 )
 from smokebox.engine.snapshots import layer_merge
 from smokebox.engine.snapshots.capture import check_room, forget_state
-from smokebox.engine.snapshots.layer_folder import LayerFolder
-from smokebox.engine.snapshots.layer_writer import copy_top
 from smokebox.engine.snapshots.snapshot_diff import Side, compare_stacks
+from smokebox.engine.snapshots.tree_copier import copy_top
 from smokebox.engine.workers import Job, Workers
 from smokebox.errors import Conflict, InvalidOption, NotFound, SmokeboxError
 from smokebox.foundation.ids import new_global_id
+from smokebox.foundation.tasks import run_to_completion
 from smokebox.types import Snapshot, SnapshotDiff
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Coroutine, Iterable, Iterator, Sequence
 
     from smokebox.engine.guard import ResourceGuard
     from smokebox.engine.home import Home
-    from smokebox.engine.images.image import Image, Layer
+    from smokebox.engine.images.catalog import ImageCatalog
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.images.layer_store import StoredLayer
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.record.record import Record
     from smokebox.engine.sandbox_storage import SandboxStorage
+    from smokebox.engine.snapshots.retention import Retention
 
 # More layers of snapshots than these are merged.
 MAX_LAYERS = 32
@@ -94,9 +98,11 @@ class Snapshots:
         home: Home,
         storage: SandboxStorage,
         images: ImageStore,
+        catalog: ImageCatalog,
         guard: ResourceGuard,
     ) -> None:
-        self.folder = LayerFolder(os.path.join(home.path, "snapshots"))
+        self.store = catalog.layer_store
+        self.catalog = catalog
         self.workers = Workers(_THREADS)
         self.record = record
         self.interrupted: set[str] = set()
@@ -117,12 +123,14 @@ class Snapshots:
                 self.interrupted.add(row.sandbox_id)
                 await self.record.write(delete(SnapshotRow, row.id))
         for sandbox in await self.record.pending():
-            await self.settle(sandbox)
+            try:
+                await self.settle(sandbox)
+            except (SmokeboxError, OSError) as error:
+                # The next start of the sandbox tries again.
+                _log.warning("the files of sandbox %s are not in place: %s", sandbox.id, error)
         layers = await self.record.snapshot_layers()
         self._merged = {row.id: row.merged for row in layers if row.merged}
         await self.collect()
-        known = {row.id for row in await self.record.snapshot_layers()}
-        await asyncio.to_thread(self.folder.sweep, known)
 
     async def aclose(self) -> None:
         """Stop background work and the threads."""
@@ -177,6 +185,14 @@ class Snapshots:
         await self.record.write(delete(SnapshotRow, row.id))
         await self.collect()
 
+    async def prune(self, sandbox_id: str, retention: Retention) -> builtins.list[Snapshot]:
+        """Delete the snapshots of a sandbox that are not kept, and return them."""
+        outdated = retention.outdated(await self.record.snapshots(sandbox_id=sandbox_id))
+        if outdated:
+            await self.record.write(*(delete(SnapshotRow, row.id) for row in outdated))
+            await self.collect()
+        return [snapshot_of(row) for row in outdated]
+
     async def diff(
         self, before: SnapshotRow, after: SnapshotRow, *, texts: bool = False
     ) -> SnapshotDiff:
@@ -199,18 +215,34 @@ class Snapshots:
             )
         image = await self._images.get(before.image, digest=before.digest)
         with self.pinned((*before.layers, *after.layers)):
-            sides = [self.folder.layers(row.layers) for row in (before, after)]
+            stacks = [self.layers(row.layers) for row in (before, after)]
+            sides = [tuple(layer.at() for layer in one) for one in stacks]
             work = [Side(own=one, base=image.layers) for one in sides]
             return await self.workers.run(Job(), compare_stacks, *work, texts=texts)
 
     # For the parts of a sandbox and the start of a run.
+
+    def layers(self, ids: Iterable[str]) -> builtins.list[StoredLayer]:
+        """Return layers of the store. Raises `NotFound` for one that is gone."""
+        found = []
+        for id in ids:
+            layer = self.store.get(id)
+            if layer is None:
+                raise NotFound(
+                    f"the layer {id} of a snapshot is gone from {self.store.directory}.",
+                    hint="Bring the directory back from a copy, or restore another snapshot.",
+                    kind="layer",
+                    name=id,
+                )
+            found.append(layer)
+        return found
 
     async def stack(self, image: Image, layers: Sequence[str]) -> Image:
         """Return the image with layers of snapshots on top. Raises `NotFound`."""
         if not layers:
             return image
         targets = {layer.target for layer in image.layers}
-        own: tuple[Layer, ...] = await asyncio.to_thread(self.folder.layers, tuple(layers))
+        own = [layer.at() for layer in await asyncio.to_thread(self.layers, layers)]
         digest = hashlib.sha256(f"{image.digest} {' '.join(layers)}".encode()).hexdigest()
         kept = [layer for layer in own if layer.target in targets]
         return replace(image, layers=(*kept, *image.layers), digest=digest)
@@ -227,7 +259,7 @@ class Snapshots:
         targets = sorted({layer.target for layer in image.layers})
         make_directories(directory, len(targets))
         # The uppermost layer of each target comes last.
-        for layer in reversed(self.folder.layers(ids)):
+        for layer in reversed(self.layers(ids)):
             if layer.target in targets:
                 number = targets.index(layer.target)
                 copy_top(layer.path, f"{directory}/data/upper/{number}")
@@ -236,12 +268,10 @@ class Snapshots:
         """Return a stack with merged layers in the place of those that they show."""
         found = tuple(layers)
         for id, parts in self._merged.items():
-            if id in self._removing:
+            if id in self._removing or not set(parts) <= set(found):
                 continue
-            for start in range(len(found) - len(parts) + 1):
-                if found[start : start + len(parts)] == parts:
-                    found = (*found[:start], id, *found[start + len(parts) :])
-                    break
+            # Between them there may be layers of other targets.
+            found = tuple(id if one == parts[0] else one for one in found if one not in parts[1:])
         return found
 
     @contextlib.contextmanager
@@ -256,7 +286,7 @@ class Snapshots:
 
     def complete(self, layers: Iterable[str]) -> bool:
         """Return whether all layers exist, and are not being removed."""
-        return all(one not in self._removing and self.folder.exists(one) for one in layers)
+        return all(one not in self._removing and self.store.get(one) for one in layers)
 
     async def stored(self, sandbox_id: str) -> int:
         """Return the bytes of the layers that were made of a sandbox."""
@@ -279,13 +309,24 @@ class Snapshots:
         )
 
     async def settle(self, row: SandboxRow) -> SandboxRow:
-        """Remove the upper layer of a sandbox that was restored, and return its row after that."""
+        """Finish what `pending` of a sandbox tells, and return its row after that."""
         if row.pending:
             directory = self._storage.directory(row.key)
+            if row.pending == "adopt":
+                await self._adopt_uppers(row, directory)
             await asyncio.to_thread(_discard_upper, directory)
             row = replace(row, pending="")
             await self.record.write(update(row))
         return row
+
+    async def _adopt_uppers(self, row: SandboxRow, directory: str) -> None:
+        image = await self._images.get(row.image, scope=row.id, digest=row.digest)
+        targets = sorted({layer.target for layer in image.layers})
+        targets_of = {one.id: one.target for one in await self.record.snapshot_layers()}
+        for id in row.layers:
+            if self.store.get(id) is None:
+                upper = f"{directory}/data/upper/{targets.index(targets_of[id])}"
+                await self.store.adopt(upper, id=id, owner=0, target=targets_of[id], durable=True)
 
     async def reserve(self, row: SnapshotRow) -> None:
         """Record that a snapshot is being made, before anything is frozen or written."""
@@ -303,23 +344,28 @@ class Snapshots:
         with contextlib.suppress(SmokeboxError):
             await self.record.write(delete(SnapshotRow, row.id))
 
-    async def discard(self, id: str) -> None:
-        """Remove a layer that was completed and did not get into the record."""
-        if await self.record.get(SnapshotLayerRow, id) is None:
-            await self.workers.finish(self.folder.remove, id)
+    async def discard(self, ids: Iterable[str]) -> None:
+        """Remove layers that were completed and did not get into the record."""
+        for id in ids:
+            # Another import may be loading the same one, which is pinned for each.
+            if self._pins[id] <= 1 and await self.record.get(SnapshotLayerRow, id) is None:
+                await self.store.drop([id])
 
     async def collect(self) -> None:
         """Remove the layers that no snapshot and no sandbox is stacked on."""
         async with self._collecting:
-            used = {one for row in await self.record.sandboxes() for one in row.layers}
+            stacks = [row.layers for row in await self.record.sandboxes()]
+            # A sandbox is stacked on what was merged for it from its next start.
+            used = {id for one in stacks for id in (*one, *self.canonical(one))}
             used |= {one for row in await self.record.snapshots() for one in row.layers}
             found = {row.id: row.sandbox_id for row in await self.record.snapshot_layers()}
             unused = [id for id in found if id not in used and self._pins[id] <= 0]
             self._removing.update(unused)
             try:
+                if unused:
+                    await self.record.write(*(delete(SnapshotLayerRow, id) for id in unused))
+                    await self.store.drop(unused)
                 for id in unused:
-                    await self.record.write(delete(SnapshotLayerRow, id))
-                    await self.workers.finish(self.folder.remove, id)
                     self._merged.pop(id, None)
                 for sandbox in {found[id] for id in unused}:
                     self._guard.set_stored(sandbox, await self.stored(sandbox))
@@ -328,10 +374,10 @@ class Snapshots:
             finally:
                 self._removing.difference_update(unused)
 
-    def shorten(self, row: SnapshotRow) -> None:
-        """Merge layers of a snapshot in the background if it has too many."""
-        if len(row.layers) > MAX_LAYERS:
-            self.spawn(self._shorten(row))
+    def shorten(self, sandbox_id: str, layers: tuple[str, ...]) -> None:
+        """Merge layers of a sandbox in the background if there are too many."""
+        if len(layers) > MAX_LAYERS:
+            self.spawn(self._shorten(sandbox_id, layers))
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run background work, and log its failure."""
@@ -339,15 +385,15 @@ class Snapshots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _shorten(self, row: SnapshotRow) -> None:
-        with self.pinned(row.layers):
-            if not self.complete(row.layers):
+    async def _shorten(self, sandbox_id: str, layers: tuple[str, ...]) -> None:
+        with self.pinned(layers):
+            if not self.complete(layers):
                 return
-            layers = {one.id: one for one in await self.record.snapshot_layers()}
-            stack = [layers[id] for id in self.canonical(row.layers) if id in layers]
+            rows = {one.id: one for one in await self.record.snapshot_layers()}
+            stack = [rows[id] for id in self.canonical(layers) if id in rows]
             if len(stack) > MAX_LAYERS:
                 for run in _runs_to_merge(stack):
-                    await self._merge(row.sandbox_id, run)
+                    await self._merge(sandbox_id, run)
         for one in await self.record.snapshots():
             shorter = self.canonical(one.layers)
             if shorter != one.layers and one.status == "ready":
@@ -355,43 +401,45 @@ class Snapshots:
         await self.collect()
 
     async def _merge(self, sandbox_id: str, run: Sequence[SnapshotLayerRow]) -> None:
-        id = new_global_id("layer")
-        ids = tuple(one.id for one in run)
+        id, ids = self.store.new_layer_id(), tuple(one.id for one in run)
         check_room(self._home.path, sum(one.size for one in run), used=0, limit=None)
-        targets = sorted({target for one in ids for target in self.folder.targets(one)} - {""})
-        target = await asyncio.to_thread(self.folder.begin, id)
-        try:
-            for number, place in enumerate(targets):
-                trees = [one.path for one in self.folder.layers(ids) if one.target == place]
-                path = os.path.join(target, str(number))
-                await self.workers.run(Job(), layer_merge.write_merged, trees, path)
-            usage = await asyncio.to_thread(measure, target)
-            await asyncio.to_thread(self.folder.complete, id, targets)
-            row = SnapshotLayerRow(
-                id=id,
-                sandbox_id=sandbox_id,
-                size=usage.bytes,
-                files=usage.inodes,
-                created_at=time.time(),
-                merged=ids,
-            )
-            with self.pinned([id]):
-                await self.record.write(insert(row))
+        trees = [layer.path for layer in self.layers(ids)]
+        with self.store.lease(), self.pinned([id]):
+            unfinished = await asyncio.to_thread(self.store.begin)
+            try:
+                await self.workers.run(Job(), layer_merge.write_merged, trees, unfinished.files)
+                usage = await asyncio.to_thread(measure, unfinished.files)
+                row = SnapshotLayerRow(
+                    id=id,
+                    sandbox_id=sandbox_id,
+                    target=run[0].target,
+                    size=usage.bytes,
+                    files=usage.inodes,
+                    created_at=time.time(),
+                    merged=ids,
+                )
+                await self.store.place(unfinished, row)
+                async with self.catalog.recording():
+                    await self.record.write(insert(row))
                 self._merged[id] = ids
-        except BaseException:
-            await asyncio.to_thread(self.folder.discard, id)
-            raise
+            except BaseException:
+                await run_to_completion(self.discard([id]))
+                raise
+            finally:
+                await self.workers.finish(unfinished.close)
 
 
 def _runs_to_merge(stack: Sequence[SnapshotLayerRow]) -> list[list[SnapshotLayerRow]]:
-    """Return runs of small adjacent layers, so that little is copied."""
+    """Return runs of small adjacent layers of one target, so that little is copied."""
     total = sum(one.size for one in stack)
-    runs: list[list[SnapshotLayerRow]] = [[]]
-    for one in stack:
-        if one.size > total * _LARGE:
-            runs.append([])
-        else:
-            runs[-1].append(one)
+    runs: list[list[SnapshotLayerRow]] = []
+    for target in sorted({one.target for one in stack}):
+        runs.append([])
+        for one in stack:
+            if one.target == target and one.size > total * _LARGE:
+                runs.append([])
+            elif one.target == target:
+                runs[-1].append(one)
     return [run for run in runs if len(run) > 1]
 
 

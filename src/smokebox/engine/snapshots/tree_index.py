@@ -20,9 +20,8 @@ from smokebox.engine.files.descriptors import (
     open_child,
 )
 from smokebox.engine.files.replacement import TEMPORARY
+from smokebox.engine.images.overlay import is_opaque
 from smokebox.engine.workers import checkpoint
-
-OPAQUE = "user.overlay.opaque"
 
 # Times of files advance in steps of a clock tick: one written in the same step as it was listed
 # can change again without a later time.
@@ -65,7 +64,7 @@ class IndexEntry(NamedTuple):
 
     def same(self, other: IndexEntry) -> bool:
         """Return whether this is surely the same state of the same file."""
-        return self[:5] == other[:5] and self.ctime_ns != 0
+        return self is other or (self[:5] == other[:5] and self.ctime_ns != 0)
 
 
 TreeIndex = dict[str, IndexEntry]
@@ -91,16 +90,20 @@ def entry_of(found: os.stat_result, *, opaque: bool = False) -> IndexEntry:
     )
 
 
-def scan(top: int, opened: dict[str, int] | None = None) -> TreeIndex:
+def scan(
+    top: int, opened: dict[str, int] | None = None, before: TreeIndex | None = None
+) -> TreeIndex:
     """List a tree that may change meanwhile.
 
     Args:
         top: The open directory.
+        before: An earlier index, whose entries are used for files that did not change.
         opened: Takes the modes of directories that their owner may not read, which root of a
             sandbox may: they are opened to the owner until `close_again`. Without it, they are
             listed as empty.
     """
-    index: TreeIndex = {"": entry_of(os.fstat(top), opaque=is_opaque(top))}
+    known = before or {}
+    index = {"": _with_opaque(entry_of(os.fstat(top)), top, known.get(""))}
     pending = [""]
     while pending:
         checkpoint()
@@ -110,8 +113,8 @@ def scan(top: int, opened: dict[str, int] | None = None) -> TreeIndex:
         try:
             with closing(open_beneath(top, folder, LIST)) as fd:
                 if folder:
-                    index[folder] = index[folder]._replace(opaque=is_opaque(fd))
-                _scan_directory(fd, f"{folder}/" if folder else "", index, pending)
+                    index[folder] = _with_opaque(index[folder], fd, known.get(folder))
+                _scan_directory(fd, f"{folder}/" if folder else "", index, pending, known)
         except PermissionError:
             if opened is not None:
                 raise
@@ -119,6 +122,13 @@ def scan(top: int, opened: dict[str, int] | None = None) -> TreeIndex:
             if error.errno not in REPLACED:
                 raise
     return index
+
+
+def _with_opaque(entry: IndexEntry, fd: int, before: IndexEntry | None) -> IndexEntry:
+    if entry is before:
+        return entry
+    found = entry._replace(opaque=True) if is_opaque(fd) else entry
+    return before if before is not None and found == before else found
 
 
 def _open_to_owner(top: int, folder: str, mode: int, opened: dict[str, int]) -> None:
@@ -138,19 +148,30 @@ def close_again(top: int, opened: dict[str, int]) -> None:
             os.chmod(f"/proc/self/fd/{place}", opened[path])
 
 
-def _scan_directory(fd: int, prefix: str, index: TreeIndex, pending: list[str]) -> None:
+def _scan_directory(
+    fd: int, prefix: str, index: TreeIndex, pending: list[str], known: TreeIndex
+) -> None:
     with os.scandir(fd) as entries:
         for entry in entries:
             path = prefix + entry.name
             try:
-                found = entry_of(entry.stat(follow_symlinks=False))
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.S_ISREG(found.mode) and TEMPORARY.fullmatch(entry.name):
-                # The engine is writing it, and renames it when it is complete.
-                continue
+            found = known.get(path)
+            if (
+                found is None
+                or found.ctime_ns != status.st_ctime_ns
+                or found.inode != status.st_ino
+                or found.size != status.st_size
+                or found.mode != status.st_mode
+            ):
+                found = entry_of(status)
+                if stat.S_ISREG(found.mode) and TEMPORARY.fullmatch(entry.name):
+                    # The engine is writing it, and renames it when it is complete.
+                    continue
             index[path] = found
-            if found.is_directory:
+            if stat.S_ISDIR(status.st_mode):
                 pending.append(path)
 
 
@@ -167,14 +188,6 @@ def open_readable(folder: int, name: str) -> int:
                 return os.open(path, READ | os.O_CLOEXEC)
             finally:
                 os.chmod(path, mode)
-
-
-def is_opaque(fd: int) -> bool:
-    """Return whether a directory hides those of the layers below."""
-    try:
-        return os.getxattr(fd, OPAQUE) == b"y"
-    except OSError:
-        return False
 
 
 def settled(index: TreeIndex, at_ns: int, unsettled: set[int]) -> TreeIndex:

@@ -52,7 +52,7 @@ async def create(call: ApiCall, body: CreateBackup) -> Backup:
     """
 
     async def create_with_id(id: str) -> Backup:
-        async with call.state.quotas.backup(call.principal, id, call.sandbox.id):
+        async with call.state.quotas.keep(call.principal, "backups", id, call.sandbox.id):
             return await call.sandbox.backups.create(
                 body.path,
                 id=id,

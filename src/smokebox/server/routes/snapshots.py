@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from smokebox.engine.names import check_id, check_labels
 from smokebox.engine.snapshots.forks import fork_ids, no_memory
+from smokebox.engine.snapshots.retention import no_retention, parse_retention
 from smokebox.engine.snapshots.snapshots import random_snapshot_id
 from smokebox.errors import (
+    BadSnapshot,
+    BucketNotFound,
     Conflict,
     DeadlineExceeded,
     Forbidden,
     InvalidOption,
     LimitReached,
+    MissingDependency,
     NotFound,
     PathError,
     SandboxGone,
@@ -27,7 +33,9 @@ from smokebox.wire.requests import (
     DiffToPresent,
     DiffToSnapshot,
     Fork,
+    ImportSnapshot,
     ListSnapshots,
+    PruneSnapshots,
     RestoreSnapshot,
 )
 from smokebox.wire.responses import Sandboxes, Snapshots
@@ -44,6 +52,7 @@ _ERRORS = (
     ServiceUnavailable,
     Unsupported,
 )
+_BUCKET_ERRORS = (*_ERRORS, BadSnapshot, BucketNotFound, MissingDependency)
 
 
 @endpoint("POST", "/sandboxes/{id}/snapshots", errors=_ERRORS, status=201, slow=True)
@@ -54,14 +63,23 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
     Idempotency-Key the request may be repeated, and makes one snapshot.
     """
 
+    retention = parse_retention(body.keep_last, body.keep_for)
+
     async def create_with_id(id: str) -> Snapshot:
-        async with call.state.quotas.snapshot(call.principal, id, call.sandbox.id):
+        freed: set[str] = set()
+        if retention is not None:
+            upcoming = int(body.name is None)
+            freed = await call.sandbox.snapshots.outdated(retention, upcoming=upcoming)
+        async with call.state.quotas.keep(
+            call.principal, "snapshots", id, call.sandbox.id, freed=freed
+        ):
             return await call.sandbox.snapshots.create(
                 body.name,
                 description=body.description,
                 labels=check_labels(body.labels),
                 id=id,
                 scope=call.principal.prefix,
+                retention=retention,
             )
 
     return await call.state.idempotency.once(
@@ -76,6 +94,15 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
     )
 
 
+@endpoint("DELETE", "/sandboxes/{id}/snapshots", errors=(InvalidOption,), slow=True)
+async def prune(call: ApiCall, query: PruneSnapshots) -> Snapshots:
+    """Delete the snapshots of a sandbox without a name that are not kept, and return them."""
+    retention = parse_retention(query.keep_last, query.keep_for)
+    if retention is None:
+        raise no_retention()
+    return Snapshots(await call.sandbox.snapshots.prune(retention))
+
+
 @endpoint("POST", "/sandboxes/{id}/snapshots/{snapshot}/restore", errors=_ERRORS, slow=True)
 async def restore(call: ApiCall, body: RestoreSnapshot) -> Snapshot:
     """Replace all files of a sandbox by those of a snapshot. Its run ends.
@@ -84,9 +111,11 @@ async def restore(call: ApiCall, body: RestoreSnapshot) -> Snapshot:
     restore fails, the files are unchanged.
     """
     snapshot = await find_snapshot(call, call.path_param("snapshot"))
-    async with call.state.quotas.snapshot(
-        call.principal, random_snapshot_id(), call.sandbox.id, count=body.save_as is not None
-    ):
+    making: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+    if body.save_as is not None:
+        id = random_snapshot_id()
+        making = call.state.quotas.keep(call.principal, "snapshots", id, call.sandbox.id)
+    async with making:
         return await call.sandbox.snapshots.restore(
             snapshot.id, save_as=body.save_as, scope=call.principal.prefix
         )
@@ -165,6 +194,29 @@ async def diff(call: ApiCall, query: DiffToSnapshot) -> SnapshotDiff:
     return await call.host.snapshots.diff(rows[0], rows[1], texts=query.texts)
 
 
+@endpoint("POST", "/snapshots/{snapshot}/export", errors=_BUCKET_ERRORS, slow=True)
+async def export(call: ApiCall) -> Snapshot:
+    """Put a snapshot into the bucket of the server's backups. Safe to repeat."""
+    snapshot = await find_snapshot(call, call.path_param("snapshot"))
+    row = await call.host.snapshots.row(snapshot.id)
+    return await call.host.snapshot_archives.export(row)
+
+
+@endpoint("POST", "/snapshots/import", errors=_BUCKET_ERRORS, status=201, slow=True)
+async def import_(call: ApiCall, body: ImportSnapshot) -> Snapshot:
+    """Take a snapshot from the bucket, which this or another server exported."""
+    found = await call.host.snapshot_archives.find(body.id)
+    call.principal.check_sandbox(found.row.sandbox_id)
+    size = sum(layer.row.size for layer in found.layers)
+    await call.state.quotas.check_import(call.principal, found.row.sandbox_id, size)
+    async with call.state.quotas.keep(
+        call.principal, "snapshots", found.row.id, found.row.sandbox_id
+    ):
+        return await call.host.snapshot_archives.load(
+            found, name=body.name, scope=call.principal.prefix
+        )
+
+
 @endpoint("DELETE", "/snapshots/{snapshot}", errors=(Forbidden,), slow=True)
 async def delete(call: ApiCall) -> None:
     """Delete a snapshot. Sandboxes that were created from it keep their files."""
@@ -196,4 +248,16 @@ async def _info(call: ApiCall, id: str) -> SandboxInfo:
     return info
 
 
-ENDPOINTS = [create, restore, fork, list_all, get, diff, diff_to_present, delete]
+ENDPOINTS = [
+    create,
+    prune,
+    export,
+    import_,
+    restore,
+    fork,
+    list_all,
+    get,
+    diff,
+    diff_to_present,
+    delete,
+]

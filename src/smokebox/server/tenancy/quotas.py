@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from smokebox.engine.options import DEFAULT_IMAGE
 from smokebox.errors import LimitReached
@@ -25,7 +25,7 @@ from smokebox.tenancy.scopes import WRITE
 from smokebox.wire.responses import QuotaUse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Collection, Iterable
 
     from smokebox.engine import Host
     from smokebox.engine.images.usage import Charging
@@ -54,8 +54,8 @@ class Quotas:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._sandboxes: set[_Reservation] = set()
-        self._backups: dict[str, str] = {}
-        self._snapshots: dict[str, str] = {}
+        # What is being made, with its sandbox.
+        self._making: dict[str, dict[str, str]] = {"backups": {}, "snapshots": {}}
 
     @contextlib.asynccontextmanager
     async def admit(self, id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
@@ -109,44 +109,37 @@ class Quotas:
             yield
 
     @contextlib.asynccontextmanager
-    async def backup(self, principal: Principal, id: str, sandbox: str) -> AsyncIterator[None]:
-        """Count a backup that is being made. Raises `LimitReached`."""
-        profile = principal.profile
-        if profile is None or profile.backups is None:
-            yield
-            return
-        before = dict(self._backups)
-        found = {one.id for one in await self.host.backups.list(prefix=principal.prefix)}
-        making = {**before, **self._backups}
-        found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
-        if len(found - {id}) >= profile.backups:
-            raise _used_up(principal, profile, "backups", profile.backups, "Delete one")
-        self._backups[id] = sandbox
-        try:
-            yield
-        finally:
-            del self._backups[id]
-
-    @contextlib.asynccontextmanager
-    async def snapshot(
-        self, principal: Principal, id: str, sandbox: str, *, count: bool = True
+    async def keep(
+        self,
+        principal: Principal,
+        kind: Literal["backups", "snapshots"],
+        id: str,
+        sandbox: str,
+        *,
+        freed: Collection[str] = (),
     ) -> AsyncIterator[None]:
-        """Count a snapshot that is being made, unless `count` is not set. Raises `LimitReached`."""
+        """Count a backup or snapshot that is being made. Raises `LimitReached`.
+
+        Those in `freed` are removed after that.
+        """
         profile = principal.profile
-        if profile is None or profile.snapshots is None or not count:
+        ceiling = None if profile is None else getattr(profile, kind)
+        if profile is None or ceiling is None:
             yield
             return
-        before = dict(self._snapshots)
-        found = {one.id for one in await self.host.snapshots.list(prefix=principal.prefix)}
-        making = {**before, **self._snapshots}
-        found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
-        if len(found - {id}) >= profile.snapshots:
-            raise _used_up(principal, profile, "snapshots", profile.snapshots, "Delete one")
-        self._snapshots[id] = sandbox
+        kept = self.host.backups if kind == "backups" else self.host.snapshots
+        making = self._making[kind]
+        before = dict(making)
+        found = {one.id for one in await kept.list(prefix=principal.prefix)}
+        under_way = {**before, **making}
+        found |= {one for one, of in under_way.items() if of.startswith(principal.prefix)}
+        if len(found - {id} - {*freed}) >= ceiling:
+            raise _used_up(principal, profile, kind, ceiling, "Delete one")
+        making[id] = sandbox
         try:
             yield
         finally:
-            self._snapshots.pop(id, None)
+            making.pop(id, None)
 
     def images(self, principal: Principal) -> Charging | None:
         """Return what charges a key for images that it stores; None without a ceiling."""
@@ -160,6 +153,20 @@ class Quotas:
             return _used_up(principal, profile, "total_images", ceiling, advice, used, wanted)
 
         return lambda: self.host.builds.usage.charge(_owner(principal), ceiling, refuse)
+
+    async def check_import(self, principal: Principal, sandbox: str, size: int) -> None:
+        """Raise `LimitReached` unless a key may store a snapshot of so many bytes.
+
+        That of a sandbox that exists counts against its own limit.
+        """
+        profile = principal.profile
+        ceiling = None if profile is None else profile.total_disk
+        if profile is None or ceiling is None or await self.host.sandbox(sandbox).info():
+            return
+        used = next(one.used for one in await self.use(principal) if one.name == "total_disk")
+        if used + size > ceiling:
+            advice = "Delete snapshots"
+            raise _used_up(principal, profile, "total_disk", ceiling, advice, used, size)
 
     async def use(self, principal: Principal) -> list[QuotaUse]:
         """Return what the sandboxes and backups of a key use, and its ceilings."""

@@ -1,9 +1,8 @@
-"""Writing of a layer: files copied from other trees, with every attribute that overlays show."""
+"""Copying of trees into a layer, with every attribute that overlays show."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -11,6 +10,7 @@ import posixpath
 import stat
 from typing import TYPE_CHECKING
 
+from smokebox.engine.disk import flush_filesystem
 from smokebox.engine.files.descriptors import (
     LIST,
     REPLACED,
@@ -20,12 +20,8 @@ from smokebox.engine.files.descriptors import (
 )
 from smokebox.engine.files.replacement import copy_content, write_all
 from smokebox.engine.files.trees import remove_tree
-from smokebox.engine.snapshots.tree_index import (
-    OPAQUE,
-    IndexEntry,
-    entry_of,
-    open_readable,
-)
+from smokebox.engine.images.overlay import make_whiteout, set_opaque
+from smokebox.engine.snapshots.tree_index import IndexEntry, entry_of, open_readable
 from smokebox.engine.workers import checkpoint, stoppable_threads
 
 if TYPE_CHECKING:
@@ -48,17 +44,17 @@ _FLUSH_EACH = 64
 # Errors of a file that a program replaces while it is copied, or whose owner may not read it.
 _HOSTILE = (*REPLACED, errno.ENXIO, errno.EACCES, errno.EPERM, errno.EEXIST)
 
-_libc = ctypes.CDLL(None, use_errno=True)
+Xattrs = dict[str, bytes]
+"""Extended attributes by name."""
 
 
-class LayerWriter:
-    """Fills an empty directory. Files may be copied ahead, and are copied again if they changed.
+class TreeCopier:
+    """Fills an empty layer. Files may be copied ahead, and are copied again if they changed.
 
     Neither side is followed through symlinks.
     """
 
     def __init__(self, target: str) -> None:
-        os.mkdir(target, 0o755)
         self._top = os.open(target, LIST | os.O_CLOEXEC)
         self._clones = True
         # None for a file that was copied while it may have changed.
@@ -67,17 +63,22 @@ class LayerWriter:
         # The first copy of each file with several names.
         self._linked: dict[tuple[int, int], str] = {}
         self._directories = {""}
+        # Directories of the source, and their extended attributes in that state.
+        self._attributes: dict[str, tuple[IndexEntry, Xattrs]] = {}
 
     def close(self) -> None:
         """Close its directory."""
         os.close(self._top)
 
-    def copy_ahead(self, source: int, delta: Delta, unsettled: set[int], settled_ns: int) -> None:
-        """Copy files of a tree that changes meanwhile; `finish` finds out which did.
+    def copy_ahead(
+        self, source: int, delta: Delta, index: TreeIndex, unsettled: set[int], settled_ns: int
+    ) -> None:
+        """Copy files of a tree that changes meanwhile; `copy_rest` finds out which did.
 
         Args:
             source: The tree.
             delta: The layer to write, as it is known so far.
+            index: The files of the tree, so far.
             unsettled: Inodes that change without a trace.
             settled_ns: A file that was last changed before this time is known by that time.
         """
@@ -90,6 +91,11 @@ class LayerWriter:
             for number in range(_THREADS):
                 run(self._copy_folders, source, delta.files, folders[number::_THREADS])
         self._copy_folders(source, delta.files, _by_folder(linked))
+        settled = {
+            path: index[path] for path in delta.directories if index[path].ctime_ns < settled_ns
+        }
+        with _tolerant(*_HOSTILE):
+            self._read_directories(source, settled)
         for path, after in self._ahead.items():
             known = after.ctime_ns < settled_ns and after.inode not in unsettled
             if known and after.same(delta.files[path]):
@@ -108,15 +114,29 @@ class LayerWriter:
                     with _tolerant(*_HOSTILE):
                         self._ahead[path] = self._copy(source, fd, to, name, path, files[path])
 
-    def finish(self, source: int, delta: Delta, index: TreeIndex) -> None:
-        """Complete the layer from a tree that does not change."""
+    def copy_rest(self, source: int, delta: Delta, index: TreeIndex) -> None:
+        """Copy what is missing from a tree that does not change; `finish` needs it no more."""
         self._drop_outdated(delta)
         self.make_directories(delta.directories)
         self.copy_files(source, delta.files)
+        self._read_directories(source, {path: index[path] for path in delta.directories})
+
+    def finish(self, delta: Delta, index: TreeIndex) -> None:
+        """Complete the layer from what is known of the tree."""
         for path in delta.hidden:
             self._hide(path)
-        entries = {path: index[path] for path in delta.directories}
-        self.copy_directories(source, entries, delta.directories)
+        for path in reversed(delta.directories):
+            xattrs = self._attributes[path][1]
+            self._set_directory(path, index[path], xattrs, opaque=delta.directories[path])
+
+    def _read_directories(self, source: int, directories: TreeIndex) -> None:
+        for path, entry in directories.items():
+            known = self._attributes.get(path)
+            if known is None or not known[0].same(entry):
+                xattrs: Xattrs = {}
+                with _tolerant(errno.ENOENT), closing(open_beneath(source, path, SEARCH)) as fd:
+                    xattrs = _read_xattrs(f"/proc/self/fd/{fd}")
+                self._attributes[path] = (entry, xattrs)
 
     def make_directories(self, paths: Iterable[str]) -> None:
         """Create directories, parents first. Their attributes follow in `copy_directories`."""
@@ -138,17 +158,18 @@ class LayerWriter:
                         self._copy(source, fd, to, name, path, files[path])
                         self._copies[path] = files[path]
 
-    def copy_directories(
-        self, source: int, directories: Mapping[str, IndexEntry], opaque: Mapping[str, bool]
-    ) -> None:
-        """Set the attributes of directories that are complete, the lowest first."""
-        for path in reversed(list(directories)):
-            with closing(open_beneath(self._top, path, LIST)) as to:
-                with _tolerant(errno.ENOENT), closing(open_beneath(source, path, SEARCH)) as fd:
-                    _copy_xattrs(f"/proc/self/fd/{fd}", to)
-                if opaque[path]:
-                    os.setxattr(to, OPAQUE, b"y")
-                _copy_attributes(directories[path], to)
+    def copy_directory(self, source: int, path: str, entry: IndexEntry, *, opaque: bool) -> None:
+        """Set the attributes of a directory that is complete, after those in it."""
+        self._read_directories(source, {path: entry})
+        self._set_directory(path, entry, self._attributes[path][1], opaque=opaque)
+
+    def _set_directory(self, path: str, entry: IndexEntry, xattrs: Xattrs, *, opaque: bool) -> None:
+        with closing(open_beneath(self._top, path, LIST)) as to:
+            for name, value in xattrs.items():
+                os.setxattr(to, name, value)
+            if opaque:
+                set_opaque(to)
+            _copy_attributes(entry, to)
 
     def flush(self) -> None:
         """Write everything to the disk."""
@@ -189,7 +210,7 @@ class LayerWriter:
 
     def _hide(self, path: str) -> None:
         with self._parent(path) as folder:
-            os.mknod(posixpath.basename(path), stat.S_IFCHR, 0, dir_fd=folder)
+            make_whiteout(folder, posixpath.basename(path))
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[int]:
@@ -212,7 +233,7 @@ class LayerWriter:
         # First, so that `finish` removes what is there if this fails halfway.
         self._copies[path] = None
         if entry.is_whiteout:
-            os.mknod(name, stat.S_IFCHR, 0, dir_fd=to)
+            make_whiteout(to, name)
             return entry
         key = (source, entry.inode)
         first = self._linked.get(key) if entry.links > 1 else None
@@ -276,8 +297,10 @@ class LayerWriter:
                 self._clones = False
         if found.st_size <= _SMALL and found.st_blocks * 512 >= found.st_size:
             # Without holes, this takes a third of the calls.
-            while data := os.read(source, _SMALL):
+            left = found.st_size
+            while left > 0 and (data := os.read(source, _SMALL)):
                 write_all(target, data)
+                left -= len(data)
         else:
             copy_content(source, target)
 
@@ -290,13 +313,6 @@ def copy_top(source: str, target: str) -> None:
     ):
         _copy_xattrs(fd, to)
         _copy_attributes(entry_of(os.fstat(fd)), to)
-
-
-def flush_filesystem(fd: int) -> None:
-    """Write everything of a file system to its disk."""
-    if _libc.syncfs(fd):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _by_folder(files: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -316,19 +332,26 @@ def _tolerant(*numbers: int) -> Iterator[None]:
             raise
 
 
-def _copy_xattrs(source: int | str, target: int) -> None:
+def _read_xattrs(source: int | str) -> Xattrs:
     try:
         names = os.listxattr(source)
     except OSError as error:
         if error.errno not in _NO_XATTRS:
             raise
-        return
+        return {}
+    found: Xattrs = {}
     for name in names:
         if name.startswith(_OVERLAY) and not name.startswith(_ESCAPED):
             continue
         if name.startswith(_KEPT):
             with _tolerant(errno.ENODATA):
-                os.setxattr(target, name, os.getxattr(source, name))
+                found[name] = os.getxattr(source, name)
+    return found
+
+
+def _copy_xattrs(source: int, target: int) -> None:
+    for name, value in _read_xattrs(source).items():
+        os.setxattr(target, name, value)
 
 
 def _copy_attributes(entry: IndexEntry, target: int) -> None:
@@ -337,8 +360,8 @@ def _copy_attributes(entry: IndexEntry, target: int) -> None:
 
 
 def _copy_owner(entry: IndexEntry, target: int) -> None:
-    # An ordinary user owns every file of its sandboxes.
-    if os.geteuid() == 0:
+    # The target was just made by this user, and an ordinary one owns every file of its sandboxes.
+    if os.geteuid() == 0 and (entry.uid or entry.gid):
         os.fchown(target, entry.uid, entry.gid)
 
 
