@@ -182,6 +182,21 @@ async def test_sandbox_that_pulls_its_image_is_charged(
         assert response.body["error"]["fields"]["ceiling"] == "total_images"
 
 
+async def test_image_that_a_sandbox_keeps_counts_without_its_name(
+    server: RunningServer, registry: RegistryServer, tmp_path: Path
+) -> None:
+    first, second = push(registry, data(3 * MIB)), push(registry, data(3 * MIB))
+    async with client(server, "acme") as acme:
+        response = await fetch(acme.put("/api/sandboxes/acme-1", json={"image": first}))
+        assert response.status == 200, response.body
+        assert (await fetch(acme.delete("/api/images", params={"image": first}))).status == 204
+        assert (await pull(acme, second))["code"] == "limit_reached"
+        await fetch(acme.delete("/api/sandboxes/acme-1"))
+        server.state.host.builds.usage.forget()
+        assert (await pull(acme, second))["pulled"]
+        assert len(layers_of(tmp_path)) == 1
+
+
 async def test_uploaded_contents_count(server: RunningServer, tmp_path: Path) -> None:
     async with client(server, "acme") as acme:
         statuses, most = [], 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.images.layer_tools import Member, archive, file, folder, sha256, symlink
-from smokebox.engine.images.image_documents import host_architecture
+from smokebox.engine.images.platforms import host_platform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def small_base() -> bytes:
 
 def config_of(layers: Sequence[bytes], **settings: object) -> dict[str, Any]:
     return {
-        "architecture": host_architecture(),
+        "architecture": host_platform().architecture,
         "os": "linux",
         "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},

@@ -319,6 +319,19 @@ class ImageCatalog:
             discarded = self.layer_store.discard(used, unused_for=unused_for)
         return await self.layer_store.remove(discarded)
 
+    async def remove_ungranted(self) -> None:
+        """Remove images that no scope may use and nothing refers to.
+
+        Their last name was removed while a sandbox needed them.
+        """
+        async with self._lock:
+            granted = {row.digest for row in await self._record.image_grants()}
+            rows = [row.digest for row in await self._record.images() if row.digest not in granted]
+            unused = [digest for digest in rows if not await self._user_of(digest)]
+            await self._record.write(*(delete(ImageRow, digest) for digest in unused))
+        if unused:
+            await self.sweep()
+
     async def list(self, *, scope: str | None = None) -> list[CatalogImage]:
         """Return the images that the scope may use, the oldest first."""
         grants = await self._record.image_grants()
@@ -329,11 +342,17 @@ class ImageCatalog:
     async def owned_layers(self, scopes: Collection[str]) -> set[str]:
         """Return the ids of the layers that exactly these scopes have, and that are not shared.
 
-        Layers of their cached build steps are among them.
+        Those of their cached build steps are among them, and of images that their sandboxes and
+        snapshots keep although the permission is gone.
         """
         grants = await self._record.image_grants()
         shared = {row.digest for row in grants if row.scope == SHARED}
-        granted = {row.digest for row in grants if row.scope in scopes} - shared
+        granted = {row.digest for row in grants if row.scope in scopes}
+        snapshots = await self._record.snapshots()
+        for scope in set(scopes) - {SHARED}:
+            granted |= {row.digest for row in await self._record.sandboxes(prefix=scope)}
+            granted |= {row.digest for row in snapshots if row.sandbox_id.startswith(scope)}
+        granted -= shared
         owned: set[str] = set()
         free: set[str] = set()
         for row in await self._record.images():

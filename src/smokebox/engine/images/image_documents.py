@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.image_config import DIGEST
 from smokebox.engine.images.json_fields import Fields, damaged
+from smokebox.engine.images.media_types import INDEXES, OCI_LAYER
+from smokebox.engine.images.platforms import host_platform
 from smokebox.errors import ImageError, NotFound
 
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ INDEX, DOCKER = "index.json", "manifest.json"
 REFERENCE = "org.opencontainers.image.ref.name"
 NAME = "io.containerd.image.name"
 
-_INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _MAX_DEPTH = 4
 
 
@@ -47,11 +43,6 @@ class ImageDocument:
     layers: tuple[LayerFile, ...]
     names: tuple[str, ...] = ()
     manifest: str = ""
-
-
-def host_architecture() -> str:
-    """Return the architecture of this machine as images name it."""
-    return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
 def read_layout(files: ImageFiles, reference: str | None) -> ImageDocument:
@@ -90,8 +81,7 @@ def read_docker(files: ImageFiles) -> list[ImageDocument]:
     for image in Fields({"images": found}, DOCKER).objects("images"):
         data = files.read(image.text("Config"))
         layers = tuple(
-            LayerFile(name=name, media_type="application/vnd.oci.image.layer.v1.tar")
-            for name in image.texts("Layers") or ()
+            LayerFile(name=name, media_type=OCI_LAYER) for name in image.texts("Layers") or ()
         )
         images.append(
             ImageDocument(
@@ -109,7 +99,7 @@ def _read_manifest(files: ImageFiles, descriptor: Fields, names: tuple[str, ...]
         digest = descriptor.text("digest")
         data = _read_blob(files, digest)
         document = Fields(_parse(data, digest), "manifest")
-        if document.text("mediaType") in _INDEXES or "manifests" in document.values:
+        if document.text("mediaType") in INDEXES or "manifests" in document.values:
             descriptor = _choose(document.objects("manifests"), files.path)
             continue
         config = document.fields("config").text("digest")
@@ -133,7 +123,7 @@ def _read_manifest(files: ImageFiles, descriptor: Fields, names: tuple[str, ...]
 
 def _choose(descriptors: Sequence[Fields], path: str) -> Fields:
     """Return the descriptor for this machine; one without a platform is for any."""
-    wanted = host_architecture()
+    wanted = host_platform().architecture
     offered = []
     for one in descriptors:
         architecture = one.fields("platform").text("architecture")

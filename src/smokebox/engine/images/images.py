@@ -15,11 +15,11 @@ from smokebox.engine.images.image_documents import (
     DOCKER,
     INDEX,
     ImageDocument,
-    host_architecture,
     read_docker,
     read_layout,
 )
 from smokebox.engine.images.image_files import ArchiveFiles, DirectoryFiles, check_present
+from smokebox.engine.images.platforms import host_platform
 from smokebox.errors import Conflict, Forbidden, ImageError, NotFound
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _check(config: ImageConfig, digests: Sequence[str], document: ImageDocument,
             reason="damaged",
             image=document.digest,
         )
-    wanted = host_architecture()
+    wanted = host_platform().architecture
     if (config.os, config.architecture or wanted) != ("linux", wanted):
         raise NotFound(
             f"the image in {path} is for {config.os}/{config.architecture}, and this machine is "

@@ -149,6 +149,7 @@ class ImageUsage:
     async def _refresh(self, account: _Account, owner: frozenset[str]) -> None:
         async with account.refreshing:
             account.ended = 0
+            await self._catalog.remove_ungranted()
             store = self._catalog.layer_store
             account.loose = {id for id in account.loose if store.get(id) is not None}
             account.layers = await self._catalog.owned_layers(owner) | account.loose

@@ -8,7 +8,7 @@ import pytest
 
 from smokebox.engine.images.build.instructions import Arg, Env
 from smokebox.engine.images.build.parser import parse_dockerfile
-from smokebox.engine.images.build.plan import check_platform, host_platform_of, make_plan
+from smokebox.engine.images.build.plan import build_platform, check_platform, make_plan
 from smokebox.engine.images.build.variables import Scope
 from smokebox.errors import InvalidDockerfile, InvalidOption, Unsupported
 
@@ -92,7 +92,7 @@ def test_names_the_nearest_target() -> None:
         ("ARG V\nFROM debian:${V:-11}", {}, "debian:11"),
         ("ARG A=x B=${A}y\nFROM $B", {}, "xy"),
         ("ARG T=1.2-slim\nFROM a:${T%-slim}", {}, "a:1.2"),
-        ("FROM base-$TARGETARCH", {}, f"base-{host_platform_of().architecture}"),
+        ("FROM base-$TARGETARCH", {}, f"base-{build_platform().architecture}"),
     ],
 )
 def test_expands_global_arguments_in_from(text: str, args: dict[str, str], base: str) -> None:
@@ -144,9 +144,9 @@ def test_names_arguments_that_nothing_declares() -> None:
     assert made.arguments.proxies() == {"http_proxy": "p"}
 
 
-@pytest.mark.parametrize("name", ["", "linux", f"linux/{host_platform_of().architecture}"])
+@pytest.mark.parametrize("name", ["", "linux", f"linux/{build_platform().architecture}"])
 def test_accepts_the_platform_of_the_host(name: str) -> None:
-    assert check_platform(name) == host_platform_of()
+    assert check_platform(name) == build_platform()
 
 
 def test_refuses_another_platform() -> None:

@@ -11,14 +11,13 @@ import pytest
 from engine.images.registry.access_to import LOOPBACK, client_of, plain
 from oci_images import OCI_MANIFEST, TestImage, push_index, sha256, tar
 from registry_server import PASSWORD, USER, RegistryServer, TokenServer, run_registry
+from smokebox.engine.images.platforms import Platform, host_platform
 from smokebox.engine.images.registry.access import Credentials, RegistryAccess
 from smokebox.engine.images.registry.auth import parse_challenges
 from smokebox.engine.images.registry.client import RegistryClient
 from smokebox.engine.images.registry.manifests import (
     Document,
-    Platform,
     check_platform,
-    host_platform,
     is_index,
     parse_manifest,
     select_platform,

@@ -9,16 +9,13 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smokebox.engine.images.media_types import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST
 from smokebox.errors import ImageError, PathExists, Unsupported, from_os_error
 
 if TYPE_CHECKING:
     from smokebox.engine.images.catalog import CatalogImage, ImageCatalog
     from smokebox.engine.images.layer_store import StoredLayer
 
-_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_CONFIG = "application/vnd.oci.image.config.v1+json"
-_LAYER = "application/vnd.oci.image.layer.v1.tar"
-_INDEX = "application/vnd.oci.image.index.v1+json"
 _NAME = "org.opencontainers.image.ref.name"
 
 
@@ -59,13 +56,13 @@ async def export_oci(
         config = image.config.to_oci([blob.digest for blob in packed])
         manifest = {
             "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "config": _write_json(directory, config).descriptor(_CONFIG),
-            "layers": [blob.descriptor(_LAYER) for blob in packed],
+            "mediaType": OCI_MANIFEST,
+            "config": _write_json(directory, config).descriptor(OCI_CONFIG),
+            "layers": [blob.descriptor(OCI_LAYER) for blob in packed],
         }
         written = _write_json(directory, manifest)
-        entry = {**written.descriptor(_MANIFEST), "annotations": {_NAME: name}}
-        index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [entry]}
+        entry = {**written.descriptor(OCI_MANIFEST), "annotations": {_NAME: name}}
+        index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
         _write(os.path.join(directory, "oci-layout"), {"imageLayoutVersion": "1.0.0"})
         # Last: without it, a layout is not one.
         _write(os.path.join(directory, "index.json"), index)

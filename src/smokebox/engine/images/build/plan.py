@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform as host_platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,15 @@ from smokebox.engine.images.build.problems import invalid, suggestion
 from smokebox.engine.images.build.variables import (
     Expander,
     GlobalArguments,
-    Platform,
     platform_arguments,
 )
+from smokebox.engine.images.platforms import Platform, host_platform
 from smokebox.errors import InvalidOption, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCRATCH = "scratch"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "riscv64": "riscv64"}
 _ALIASES = {
     "x86_64": "amd64",
     "x86-64": "amd64",
@@ -111,15 +109,15 @@ def make_plan(
     )
 
 
-def host_platform_of(machine: str | None = None) -> Platform:
-    """Return the platform of this host."""
-    name = machine or host_platform.machine()
-    return Platform(os="linux", architecture=_ARCHITECTURES.get(name, name))
+def build_platform() -> Platform:
+    """Return the platform of this host as builds write it: arm64 has no variant."""
+    here = host_platform()
+    return Platform(here.os, here.architecture) if here.architecture == "arm64" else here
 
 
 def check_platform(platform: str | None) -> Platform:
     """Return the platform of this host, and refuse every other."""
-    here = host_platform_of()
+    here = build_platform()
     if not platform:
         return here
     wanted = platform.lower().removeprefix("linux/")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from smokebox.engine.images.build.instructions import Arg, Heredoc
+    from smokebox.engine.images.platforms import Platform
 
 PROXIES = frozenset(
     name
@@ -22,18 +23,6 @@ PROXIES = frozenset(
     for name in (upper, upper.lower())
 )
 """Arguments that need no declaration, reach commands only, and are in no cache key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    """A platform such as `linux/arm64/v8`."""
-
-    os: str
-    architecture: str
-    variant: str = ""
-
-    def __str__(self) -> str:
-        return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 
 def platform_arguments(platform: Platform, target: str) -> dict[str, str]:

@@ -38,16 +38,30 @@ _PIECE = 1 << 20
 
 
 class TrustedLayers:
-    """Pairs of blob and diff_id that a pull may take from the store without a download."""
+    """Pairs of blob and diff_id that a pull may take from the store without a download.
+
+    `added` are those that this pull downloaded.
+    """
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._pairs = set(pairs)
+        self.added: set[tuple[str, str]] = set()
 
     @classmethod
-    async def find(cls, catalog: ImageCatalog, *, scope: str, registry: str) -> TrustedLayers:
-        """Find the layers of images that the scope may use, or that this registry sent before."""
+    async def find(
+        cls,
+        catalog: ImageCatalog,
+        *,
+        scope: str,
+        registry: str,
+        sent: Iterable[tuple[str, str]] = (),
+    ) -> TrustedLayers:
+        """Find the layers of images that the scope may use, or that this registry sent before.
+
+        `sent` are those of images that are not complete.
+        """
         usable = {one.digest for one in await catalog.list(scope=scope)}
-        pairs: set[tuple[str, str]] = set()
+        pairs = set(sent)
         for image in await catalog.list():
             if image.digest in usable or explicit_registry(image.source) == registry:
                 known = known_blobs(image, catalog.layer_store)
@@ -57,6 +71,7 @@ class TrustedLayers:
     def add(self, pair: tuple[str, str]) -> None:
         """Add a layer that was downloaded."""
         self._pairs.add(pair)
+        self.added.add(pair)
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
         return pair in self._pairs
@@ -125,8 +140,9 @@ class LayerPull:
         if not downloaded and (self._blob.digest, self._diff_id) not in trusted:
             await self._verify()
             downloaded = True
-        # An image may have the same layer twice.
-        trusted.add((self._blob.digest, self._diff_id))
+        if downloaded:
+            # An image may have the same layer twice.
+            trusted.add((self._blob.digest, self._diff_id))
         self._set(state="done" if downloaded else "present", done=self._blob.size)
         return stored
 

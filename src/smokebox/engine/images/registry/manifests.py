@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
+from smokebox.engine.images.media_types import CONFIGS, INDEXES, MANIFESTS
+from smokebox.engine.images.platforms import Platform
 from smokebox.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -17,22 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
-OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
-DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
-DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
-
-ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST))
+ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 MAX_MANIFEST = 4 << 20
 MAX_CONFIG = 8 << 20
 MAX_LAYERS = 400
 MAX_BLOB = 1 << 40
 
-_INDEXES = (OCI_INDEX, DOCKER_INDEX)
-_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
 _LAYER = re.compile(
     r"application/vnd\.oci\.image\.layer\.v1\.tar(\+gzip|\+zstd)?"
@@ -40,27 +31,6 @@ _LAYER = re.compile(
 )
 _FOREIGN = re.compile(r".*(nondistributable|rootfs\.foreign).*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-# The architecture of `uname -m`, as Go and registries name it, and its usual variant.
-_MACHINES = {
-    "x86_64": ("amd64", ""),
-    "aarch64": ("arm64", "v8"),
-    "armv7l": ("arm", "v7"),
-    "armv6l": ("arm", "v6"),
-    "i686": ("386", ""),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """An operating system and a processor, as registries name them."""
-
-    os: str = "linux"
-    architecture: str = "amd64"
-    variant: str = ""
-
-    def __str__(self) -> str:
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
 
 class _PlatformDocument(msgspec.Struct):
@@ -116,12 +86,6 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def host_platform() -> Platform:
-    """Return the platform of this machine."""
-    machine = platform.machine()
-    return Platform("linux", *_MACHINES.get(machine, (machine, "")))
-
-
 def is_index(document: Document, image: str) -> bool:
     """Return whether a document is an index of manifests, and not a manifest.
 
@@ -140,9 +104,7 @@ def is_index(document: Document, image: str) -> bool:
     if (kind.manifests is None) == (kind.layers is None):
         _refuse(image, "has a manifest that is neither one image nor an index of images")
     index = kind.manifests is not None
-    if media_type in (*_INDEXES, OCI_MANIFEST, DOCKER_MANIFEST) and index != (
-        media_type in _INDEXES
-    ):
+    if media_type in (*INDEXES, *MANIFESTS) and index != (media_type in INDEXES):
         _refuse(image, f"has a manifest that is not the {media_type!r} it says")
     return index
 
@@ -183,7 +145,7 @@ def parse_manifest(document: Document, image: str) -> Manifest:
         RegistryError: It is not valid, or not that of an image that can be run.
     """
     found = _decode(document.data, Manifest, image)
-    if found.config.media_type not in _CONFIGS:
+    if found.config.media_type not in CONFIGS:
         _refuse(
             image,
             f"is no container image, but {found.config.media_type!r:.100}",

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from smokebox.engine.images.catalog import SHARED
 from smokebox.engine.images.image import diff_ids
+from smokebox.engine.images.platforms import host_platform
 from smokebox.engine.images.registry.access import RegistryAccess, RegistrySettings
 from smokebox.engine.images.registry.client import RegistryClient
 from smokebox.engine.images.registry.manifests import (
     MAX_CONFIG,
     check_platform,
-    host_platform,
     is_index,
     parse_manifest,
     select_platform,

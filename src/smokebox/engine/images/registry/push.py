@@ -10,13 +10,9 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from smokebox.engine.images.media_types import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST
 from smokebox.engine.images.registry.layers import known_blobs
-from smokebox.engine.images.registry.manifests import (
-    OCI_CONFIG,
-    OCI_LAYER,
-    OCI_MANIFEST,
-    digest_of,
-)
+from smokebox.engine.images.registry.manifests import digest_of
 from smokebox.engine.images.registry.reference import parse_reference
 from smokebox.engine.images.registry.upload import RepositoryUpload
 from smokebox.errors import DeadlineExceeded, ImageError, InvalidOption, SmokeboxError, Unsupported

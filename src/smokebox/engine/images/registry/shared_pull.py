@@ -51,6 +51,8 @@ class SharedPulls:
         self._catalog = catalog
         self._layer_store = catalog.layer_store
         self._running: dict[tuple[str, str, str], _SharedPull] = {}
+        # By registry, the layers that pulls which failed have downloaded.
+        self._sent: dict[str, set[tuple[str, str]]] = {}
 
     async def run(
         self,
@@ -98,9 +100,26 @@ class SharedPulls:
         pull: _SharedPull,
         charging: Charging | None,
     ) -> CatalogImage:
+        registry = resolved.reference.registry
         trusted = await TrustedLayers.find(
-            self._catalog, scope=scope, registry=resolved.reference.registry
+            self._catalog, scope=scope, registry=registry, sent=self._sent.get(registry, ())
         )
+        try:
+            return await self._record(resolved, scope, open_client, pull, charging, trusted)
+        except BaseException:
+            self._sent.setdefault(registry, set()).update(trusted.added)
+            raise
+
+    async def _record(
+        self,
+        resolved: ResolvedImage,
+        scope: str,
+        open_client: Callable[[], AbstractAsyncContextManager[RegistryClient]],
+        pull: _SharedPull,
+        charging: Charging | None,
+        trusted: TrustedLayers,
+    ) -> CatalogImage:
+        """Pull the layers, and record the image."""
         async with contextlib.AsyncExitStack() as stack:
             charge = await stack.enter_async_context(charging()) if charging else None
             stack.enter_context(self._catalog.lease())
