@@ -144,7 +144,7 @@ class Cgroup:
         cache = field(f"{memory}/memory.stat", inactive) or 0
         peak = self._by_version("memory.peak", "memory.max_usage_in_bytes")
         return JailStats(
-            cpu_seconds=self.cpu_seconds(),
+            cpu_seconds=self._cpu_seconds(),
             memory=None if used is None else max(0, used - cache) + buffers,
             memory_peak=number(f"{memory}/{peak}"),
             pids=number(f"{self._paths.get('pids', '')}/pids.current"),
@@ -286,7 +286,7 @@ class Cgroup:
         write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
         write(f"{path}/cpu.cfs_quota_us", str(-1 if quota is None else quota))
 
-    def cpu_seconds(self) -> float | None:
+    def _cpu_seconds(self) -> float | None:
         if self._core:
             used = field(f"{self._core}/cpu.stat", "usage_usec")
             return None if used is None else used / 1e6

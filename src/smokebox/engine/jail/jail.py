@@ -195,10 +195,6 @@ class Jail:
         """Change the limits of its cgroup."""
         await asyncio.to_thread(self._cgroup.set_limits, limits)
 
-    def cpu_seconds(self) -> float | None:
-        """Return the CPU time that it has used; None if nothing counts it. Blocks briefly."""
-        return self._cgroup.cpu_seconds()
-
     def set_cpu_weight(self, weight: int) -> None:
         """Set the weight of its cgroup where the CPU is contended. Blocks briefly."""
         self._cgroup.set_cpu_weight(weight)
