@@ -121,6 +121,8 @@ class RecipeImages:
             build.task = asyncio.create_task(
                 self._run(name, build, no_cache), context=contextvars.Context()
             )
+            # Its error is for those who follow it, and there may be none left.
+            build.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         async with contextlib.aclosing(build.events()) as events:
             async for event in events:
                 yield event
