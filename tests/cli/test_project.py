@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from background_server import stop_server
 from cli.command_line import wait_until
 from cli.served_project import TIMEOUT, environment, run_project
 from smokebox.testing import FakeModelServer
@@ -57,6 +58,14 @@ def word(request):
     return JSONResponse({"word": "WORD", "started": started})
 
 app = Starlette(routes=[Route("/word", word)], lifespan=lifespan)
+"""
+
+WORD = """
+from smokebox import get_sandbox
+
+async def run(ctx):
+    async with get_sandbox(ctx.env.PyBox, ctx.payload["id"]) as sandbox:
+        return (await sandbox.exec("cat /word")).stdout
 """
 
 
@@ -326,3 +335,30 @@ def test_port_in_use_is_an_error_with_a_hint(run: Run, demo: Path) -> None:
         done = run("app", "demo", "--port", app.url.rpartition(":")[2])
     assert done.returncode == 1
     assert "cannot listen on" in done.stderr and "--port" in done.stderr
+
+
+def test_dev_builds_images_of_bindings_and_again_what_changes(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    dockerfile = tmp_path / "docker" / "py.Dockerfile"
+    dockerfile.write_text("FROM host\nRUN echo first > /word && cat /word\n")
+    (tmp_path / "smokebox.toml").write_text(
+        '[sandboxes.PyBox]\nimage = "./docker/py.Dockerfile"\n[sandboxes.Plain]\nimage = "host"\n'
+    )
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "word.py").write_text(WORD)
+    try:
+        with run_project(tmp_path, "dev") as dev:
+            dev.expect(r"building the image of PyBox\n(?s:.*)  first\n(?s:.*)built in")
+            body = {"id": "one"}
+            assert dev.request("/workflows/word?wait=result", body)["result"] == "first\n"
+            assert "building the image of Plain" not in dev.output
+            dockerfile.write_text("FROM host\nRUN exit 3\n")
+            dev.expect(r"py.Dockerfile:2: `RUN exit 3`: ended with exit code 3")
+            dockerfile.write_text("FROM host\nRUN echo second > /word && cat /word\n")
+            dev.expect(r"  second\n(?s:.*)built in")
+            body = {"id": "two"}
+            assert dev.request("/workflows/word?wait=result", body)["result"] == "second\n"
+            assert dev.stop() == 0
+            assert "Traceback" not in dev.output
+    finally:
+        stop_server(tmp_path / ".home")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox import env, get_sandbox, get_virtual_sandbox
+from smokebox import Sandbox, env, get_sandbox, get_virtual_sandbox
+from smokebox.egress import Response
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def test_error_without_a_file_says_what_to_write(project: Path) -> None:
         ("[sandbox.A]\n", r"smokebox.toml has no option 'sandbox'.*'sandboxes'"),
         ("sandboxes = 3\n", "smokebox.toml: sandboxes is a table"),
         ("[sandboxes.A]\nkeep_alive = 'yes'\n", r"\[sandboxes.A\]: keep_alive: expected"),
+        ("[sandboxes.A]\nclass_name = 3\n", r"\[sandboxes.A\]: class_name is the name of a class"),
         ("[sandboxes.A\n", "smokebox.toml is not TOML"),
     ],
 )
@@ -168,3 +170,40 @@ def test_invalid_bucket_is_refused(project: Path, text: str, message: str) -> No
     (project / "smokebox.toml").write_text(text)
     with pytest.raises(InvalidOption, match=message):
         _ = env.A
+
+
+def test_a_binding_has_settings_and_handlers_of_a_class_with_another_name(project: Path) -> None:
+    class BoundBoxSandbox(Sandbox):
+        limits = "lite"
+        cwd = "/srv"
+        outbound_by_host = {"api.example.com": lambda request, env, context: Response("ok")}  # noqa: RUF012
+
+    (project / "smokebox.toml").write_text(
+        '[sandboxes.PyBox]\nclass_name = "BoundBoxSandbox"\nimage = "./docker/py.Dockerfile"\n'
+        'cwd = "/tmp"\negress = ["pypi.org", "api.example.com"]\n'
+    )
+    sandbox = get_sandbox(env.PyBox, "user-42", labels={"a": "b"})
+    assert type(sandbox) is BoundBoxSandbox
+    settings, handlers = sandbox._connection.settings, sandbox._connection.channel.handlers
+    assert (settings.limits, settings.cwd, settings.labels) == ("lite", "/tmp", {"a": "b"})
+    assert settings.image == str(project / "docker/py.Dockerfile")
+    assert isinstance(settings.egress, dict)
+    assert settings.egress["allowed_hosts"] == ["pypi.org", "api.example.com"]
+    assert list(handlers) == ["api.example.com"]
+
+
+def test_a_class_that_is_defined_again_counts_once(project: Path) -> None:
+    (project / "smokebox.toml").write_text('[sandboxes.Twice]\nclass_name = "TwiceSandbox"\n')
+    first = type("TwiceSandbox", (Sandbox,), {"__module__": "reloaded"})
+    second = type("TwiceSandbox", (Sandbox,), {"__module__": "reloaded"})
+    assert type(get_sandbox(env.Twice, "a")) is second is not first
+    other = type("TwiceSandbox", (Sandbox,), {"__module__": "other"})
+    with pytest.raises(InvalidOption, match="the modules reloaded, other have a class"):
+        get_sandbox(env.Twice, "a")
+    assert other is not second
+
+
+def test_a_class_that_is_not_defined_is_named(project: Path) -> None:
+    (project / "smokebox.toml").write_text('[sandboxes.Lost]\nclass_name = "LostSandbox"\n')
+    with pytest.raises(InvalidOption, match=r"smokebox\.toml: no class 'LostSandbox' is defined"):
+        get_sandbox(env.Lost, "a")

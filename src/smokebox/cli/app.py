@@ -49,6 +49,7 @@ class CommandEntry:
 
 COMMANDS = {
     "init": CommandEntry("project.commands", "init", PROJECT),
+    "import": CommandEntry("project.wrangler", "import_wrangler", PROJECT),
     "dev": CommandEntry("project.commands", "dev", PROJECT),
     "app": CommandEntry("project.commands", "app", PROJECT),
     "build": CommandEntry("deployment.commands", "build", PROJECT),

@@ -44,6 +44,13 @@ _EXTRAS = (
     ("inspect", "inspect-ai", "sandboxes for Inspect"),
     ("pydantic-ai", "pydantic-ai-slim", "sandboxes for Pydantic AI"),
 )
+# What the image recipe:python has.
+_PROGRAMS = ("python3", "pip", "node", "npm", "git", "curl", "rg", "jq", "gcc", "make")
+_LIBRARIES = ("pip", "pandas", "numpy", "matplotlib", "PIL", "openpyxl", "requests", "sklearn")
+_FIND_MISSING = """
+import importlib.util, sys
+print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+"""
 # Creating a user namespace is the only reliable test: different kernels forbid it in three ways.
 _UNSHARE = "import ctypes; raise SystemExit(ctypes.CDLL(None).unshare(0x10000000) != 0)"
 
@@ -94,6 +101,7 @@ def check_machine() -> Iterator[Check]:
     yield _linux()
     yield _namespaces()
     yield _overlay()
+    yield _host_image()
     yield _limits()
     yield _disk_limits()
     yield from _tiers()
@@ -236,6 +244,24 @@ def _linux() -> Check:
     except (ImportError, OSError, RuntimeError) as error:
         return Check(name=name, status="optional", detail=f"does not run: {error}")
     return Check(name=name, status="ok", detail="runs, isolated by namespaces")
+
+
+def _host_image() -> Check:
+    """Report what agents expect of a machine, and sandboxes of the image `host` lack here."""
+    import subprocess
+
+    from smokebox.engine.images.host_image import PATH
+
+    lacks = [name for name in _PROGRAMS if shutil.which(name, path=PATH) is None]
+    if (python := shutil.which("python3", path=PATH)) is not None:
+        command = [python, "-I", "-c", _FIND_MISSING, *_LIBRARIES]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        lacks += done.stdout.split()
+    if not lacks:
+        return Check(name="image host", status="ok", detail="has what agents expect")
+    fix = 'use image="recipe:python", which has them: `smokebox images build recipe:python`'
+    detail = f"lacks {', '.join(lacks)}; for sandboxes without an image of their own"
+    return Check(name="image host", status="optional", detail=detail, fix=fix)
 
 
 def _limits() -> Check:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from smokebox.cli.image_build import prepare_image
 from smokebox.cli.options import (
     AsJson,
     Command,
@@ -115,7 +116,8 @@ def once(
     data = sys.stdin.buffer.read() if stdin else None
 
     async def work(client: Client) -> int:
-        async with temporary_sandbox(client, settings) as sandbox:
+        prepared = await prepare_image(client, settings)
+        async with temporary_sandbox(client, prepared) as sandbox:
             return await print_output(
                 sandbox.exec_stream(parse_command(command), timeout=timeout, stdin=data)
             )

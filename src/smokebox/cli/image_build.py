@@ -14,12 +14,14 @@ from smokebox.errors import BuildFailed, InvalidOption
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
+    from smokebox.client.settings import SandboxSettings
     from smokebox.wire.builds import BuildEvent
 
 
 def build(
     path: Annotated[
-        str, typer.Argument(metavar="[PATH]", help="Directory of the build context.")
+        str,
+        typer.Argument(metavar="[PATH]", help="Directory of the build context, or recipe:NAME."),
     ] = ".",
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Dockerfile.")
@@ -58,7 +60,7 @@ def build(
         Literal["plain", "quiet", "json"], typer.Option(help="What to print.")
     ] = "plain",
 ) -> int:
-    """Build an image from a Dockerfile, and print its digest.
+    """Build an image from a Dockerfile or a recipe, and print its digest.
 
     Steps run in sandboxes without a network; --egress opens hosts to them. Finished steps are
     cached.
@@ -94,6 +96,23 @@ def build(
     return run_with_client(work)
 
 
+async def prepare_image(client: Client, settings: SandboxSettings) -> SandboxSettings:
+    """Build the image of a sandbox with progress, if it is one of files here or a recipe."""
+    from smokebox.client.image import is_local
+    from smokebox.client.image_builds import is_recipe
+
+    image = settings.get("image")
+    if not isinstance(image, str) or not (is_local(image) or is_recipe(image)):
+        return settings
+    printer = ProgressPrinter("plain")
+    try:
+        digest = await client.builds.build(image, on_event=printer.show)
+    except BuildFailed as error:
+        printer.show_failure(error)
+        raise
+    return settings if is_recipe(image) else {**settings, "image": digest}
+
+
 class ProgressPrinter:
     """Prints the events of a build to standard error, and with "json" to standard output."""
 
@@ -121,7 +140,7 @@ class ProgressPrinter:
         label = f"[{event.step}/{event.steps}] "
         match event.kind:
             case "step":
-                self._line(f"{label}{_shorten(event.instruction)}")
+                self._line(f"{label if event.step else ''}{_shorten(event.instruction)}")
             case "output":
                 self._output(event)
             case "done" if event.cached and event.seconds < 0.5:
@@ -130,6 +149,9 @@ class ProgressPrinter:
                 self._line(f"{label}DONE {event.seconds:.1f} s")
             case "warning":
                 self._line(f"warning: {event.data}")
+            case "image" if not event.steps:
+                # A recipe that is known.
+                pass
             case _:
                 self._line(f"built in {event.seconds:.1f} s")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from smokebox.cli.completion import complete_sandboxes
+from smokebox.cli.image_build import prepare_image
 from smokebox.cli.options import (
     AsJson,
     Cwd,
@@ -89,10 +90,11 @@ def create(
     )
 
     async def work(client: Client) -> None:
+        prepared = await prepare_image(client, settings)
         if id is None:
-            typer.echo((await client.create(**settings)).id)
+            typer.echo((await client.create(**prepared)).id)
         else:
-            typer.echo((await client.sandbox(id).update(**settings)).id)
+            typer.echo((await client.sandbox(id).update(**prepared)).id)
 
     return run_with_client(work)
 

@@ -1,7 +1,8 @@
 """Bindings: the sandboxes, buckets and secrets that a project names, as attributes of `env`.
 
     [sandboxes.PyBox]
-    image = "host"
+    class_name = "PyBoxSandbox"
+    image = "./docker/python.Dockerfile"
     limits = "lite"
 
     [buckets.KNOWLEDGE_BASE]
@@ -31,14 +32,21 @@ if TYPE_CHECKING:
     from smokebox.sandbox.bucket import BucketBinding
     from smokebox.wire.requests import Settings
 
+_CLASS_NAME = "class_name"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """A kind of sandbox by name, with the settings of its sandboxes."""
+    """A kind of sandbox by name, with the settings of its sandboxes.
+
+    `class_name` is that of a subclass of `Sandbox`, whose settings and egress handlers they have
+    too; empty for none.
+    """
 
     name: str
     settings: Settings
     file: str
+    class_name: str = ""
 
 
 class Environment:
@@ -90,8 +98,19 @@ def sandbox_bindings(config: ProjectConfig) -> dict[str, Binding]:
         moved = moved_options("{name} in the table [sandboxes." + name + ".egress]")
         directory = os.path.dirname(config.file) if config.file is not None else None
         where = f"{config.file}: [sandboxes.{name}]"
-        parsed = parse_settings(where, settings, moved=moved, directory=directory)
-        bindings[name] = Binding(name=name, settings=parsed.settings, file=str(config.file))
+        plain = dict(settings)
+        class_name = plain.pop(_CLASS_NAME, "")
+        if not isinstance(class_name, str) or not (class_name + "x").isidentifier():
+            raise InvalidOption(
+                f"{where}: {_CLASS_NAME} is the name of a class, not {class_name!r:.100}.",
+                hint='Write for example class_name = "PyBoxSandbox".',
+                option=_CLASS_NAME,
+                value=class_name,
+            )
+        parsed = parse_settings(where, plain, moved=moved, directory=directory)
+        bindings[name] = Binding(
+            name=name, settings=parsed.settings, file=str(config.file), class_name=class_name
+        )
     return bindings
 
 

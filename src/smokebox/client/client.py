@@ -13,10 +13,16 @@ from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
 from smokebox.client.image_builds import ImageBuilds
 from smokebox.client.images import Images, with_own_credentials
-from smokebox.client.sandbox import Sandbox
+from smokebox.client.sandbox import Sandbox, find_class
 from smokebox.client.sandbox_connection import with_built_image
 from smokebox.client.server_resources import Backups, Keys, Snapshots
-from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
+from smokebox.client.settings import (
+    ParsedSettings,
+    SandboxSettings,
+    parse_settings,
+    set_fields,
+    with_declared,
+)
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
 from smokebox.foundation.endpoint import default_home, socket_path
@@ -279,7 +285,12 @@ def _resolve(
 ) -> tuple[type[Sandbox], ParsedSettings]:
     """Return the class of a handle, and the settings of `kind` overridden by `options`."""
     if isinstance(kind, Binding):
-        return Sandbox, parse_settings(where, options).over(ParsedSettings(settings=kind.settings))
+        cls = find_class(kind.class_name, kind.file) if kind.class_name else Sandbox
+        if not cls._declared:
+            bound = ParsedSettings(settings=kind.settings)
+            return cls, parse_settings(where, options).over(bound)
+        bound_settings = {**cls._declared, **set_fields(kind.settings)}
+        return cls, parse_settings(where, with_declared(bound_settings, options))
     if isinstance(kind, type) and issubclass(kind, Sandbox):
         return kind, parse_settings(where, with_declared(kind._declared, options))
     raise InvalidOption(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, TypeGuard, Unpack
 
 from smokebox.client.build_context import BuildContext, read_context
 from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import parse_egress
-from smokebox.errors import PathError, ServiceUnavailable, from_os_error
+from smokebox.errors import InvalidOption, PathError, ServiceUnavailable, from_os_error
 from smokebox.limits import limits_to_json
 from smokebox.options import refuse_unknown
 from smokebox.wire.builds import BuildEvent
 from smokebox.wire.codec import decode
-from smokebox.wire.requests import BuildImage, FindContents
+from smokebox.wire.requests import BuildImage, BuildRecipe, FindContents
 from smokebox.wire.responses import MissingContents
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class ImageBuilds:
         """Build an image, and return its digest, which `image=` takes.
 
         Args:
-            path: A directory with a Dockerfile, or a Dockerfile.
+            path: A directory with a Dockerfile, a Dockerfile, or a recipe such as "recipe:python",
+                whose only option is `no_cache`.
             file: The Dockerfile, if it is not `Dockerfile` in the directory.
             on_event: Called with each event.
             **options: See `BuildOptions`.
@@ -106,13 +107,16 @@ class ImageBuilds:
     ) -> AsyncGenerator[BuildEvent, None]:
         """Build an image, and yield its progress. Closing the generator kills the build."""
         refuse_unknown("build()", options, BuildOptions.__annotations__)
-        if isinstance(path, BuildContext):
-            context = path
+        if is_recipe(path):
+            body: BuildImage | BuildRecipe = _recipe(path, {"file": file, **options})
+            events = self._transport.events("POST", "/builds/recipes", body=body)
         else:
-            context = await asyncio.to_thread(read_context, path, file=file)
-        body = _body(context, options)
-        await self.upload(context)
-        events = self._transport.events("POST", "/builds", body=body)
+            context = path
+            if not isinstance(context, BuildContext):
+                context = await asyncio.to_thread(read_context, context, file=file)
+            body = _body(context, options)
+            await self.upload(context)
+            events = self._transport.events("POST", "/builds", body=body)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name in ("progress", "image"):
@@ -158,6 +162,23 @@ class ImageBuilds:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return len(missing)
+
+
+def is_recipe(image: object) -> TypeGuard[str]:
+    """Return True for an image that the server has the recipe of."""
+    return isinstance(image, str) and image.startswith("recipe:")
+
+
+def _recipe(name: str, options: Mapping[str, object]) -> BuildRecipe:
+    for option, value in options.items():
+        if value and option != "no_cache":
+            raise InvalidOption(
+                f"{name} has no option {option}.",
+                hint=f"Write a Dockerfile with FROM {name}, and build that.",
+                option=option,
+                value=value,
+            )
+    return BuildRecipe(recipe=name, no_cache=bool(options.get("no_cache")))
 
 
 async def _chunks(path: str) -> AsyncGenerator[bytes, None]:

@@ -17,14 +17,14 @@ from smokebox.client.settings import (
     parse_settings,
     with_declared,
 )
-from smokebox.errors import NotFound
+from smokebox.errors import InvalidOption, NotFound
 from smokebox.foundation.ids import new_global_id
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire import requests, responses
 from smokebox.wire.requests import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
@@ -187,3 +187,39 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, S
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} at {self._connection.transport.address}>"
+
+
+def find_class(name: str, wanted_by: str) -> type[Sandbox]:
+    """Return the subclass of `Sandbox` of that name, which the program has defined or imported.
+
+    Args:
+        name: Name of the class.
+        wanted_by: Name of the file that asks for it, in errors.
+
+    Raises:
+        InvalidOption: There is none, or several modules have one.
+    """
+    # A reloaded module defines a class again: the last one counts.
+    found = {one.__module__: one for one in _subclasses(Sandbox) if one.__name__ == name}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise InvalidOption(
+            f"{wanted_by}: the modules {', '.join(found)} have a class {name} each.",
+            hint="Rename one of them.",
+            option="class_name",
+            value=name,
+        )
+    raise InvalidOption(
+        f"{wanted_by}: no class {name!r} is defined.",
+        hint=f"Write `class {name}(Sandbox)` where the program uses it, or import its module "
+        "there; without handlers of its own, class_name can be left out.",
+        option="class_name",
+        value=name,
+    )
+
+
+def _subclasses(cls: type[Sandbox]) -> Iterator[type[Sandbox]]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _subclasses(one)

@@ -71,15 +71,17 @@ class ParsedSettings:
 
     def over(self, other: ParsedSettings) -> ParsedSettings:
         """Return `other` overridden by these settings."""
-        overrides = {
-            name: value for name in NAMES if (value := getattr(self.settings, name)) is not None
-        }
-        settings = msgspec.structs.replace(other.settings, **overrides)
+        settings = msgspec.structs.replace(other.settings, **set_fields(self.settings))
         both = {**other.handlers, **self.handlers}
         wanted = _slots(settings)
         return ParsedSettings(
             settings=settings, handlers={slot: both[slot] for slot in wanted if slot in both}
         )
+
+
+def set_fields(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not None, by name."""
+    return {name: value for name in NAMES if (value := getattr(settings, name)) is not None}
 
 
 def parse_settings(

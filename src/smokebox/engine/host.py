@@ -19,6 +19,7 @@ from smokebox.engine.images.build.builds import Builds
 from smokebox.engine.images.catalog import KEEP_SECONDS, ImageCatalog
 from smokebox.engine.images.images import Images
 from smokebox.engine.images.layer_store import LayerStore
+from smokebox.engine.images.recipe_images import PREFIX, RecipeImages
 from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.engine.images.registry.pull import RegistryImages, full_access
 from smokebox.engine.images.registry.push import ImagePusher
@@ -78,6 +79,8 @@ class Host:
         self._context = context
         self._images = Images(context.catalog, on_removed=context.pool.empty)
         self._builds = Builds(context, self._create_from)
+        self._recipes = RecipeImages(self._builds, context.registries)
+        context.images.add_source(PREFIX, self._recipes)
         # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
         # Holds sandboxes with options that the next call applies.
@@ -218,6 +221,11 @@ class Host:
         """Builds of images from Dockerfiles."""
         return self._builds
 
+    @property
+    def recipes(self) -> RecipeImages:
+        """The images `recipe:NAME`."""
+        return self._recipes
+
     async def prime(self) -> None:
         """Fill the pool with jails of the default image and tier."""
         self._check_open()
@@ -351,6 +359,7 @@ class Host:
             stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
             stack.push_async_callback(self._context.registries.aclose)
+            stack.push_async_callback(self._recipes.aclose)
             stack.push_async_callback(self._context.guard.aclose)
             stack.push_async_callback(self._context.expirations.aclose)
             stack.push_async_callback(self._context.cpu_shares.aclose)

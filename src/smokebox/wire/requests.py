@@ -86,6 +86,13 @@ class BuildImage(Body):
     egress: dict[str, Any] | list[str] | None = None
 
 
+class BuildRecipe(Body):
+    """A recipe to build, such as `recipe:python`. `no_cache` builds a known one again."""
+
+    recipe: str
+    no_cache: bool = False
+
+
 class ListSandboxes(Query):
     """Filters of a list of sandboxes; `label` is NAME=VALUE, and every label must match."""
 

@@ -106,3 +106,22 @@ def test_directory_image_gets_etc_files_and_mount_points(guest: Guest) -> None:
     result = guest.run_outside(image, "/", "sh", "-c", "cat etc/hosts etc/resolv.conf; ls")
     assert {"localhost", "nameserver"} <= set(result.stdout.split()), result.stderr
     assert {"proc", "dev", "workspace", "tmp"} <= set(result.stdout.split())
+
+
+def test_pip_installs_as_root(guest: Guest) -> None:
+    """Also where the host's Python has the mark externally-managed."""
+    script = (
+        "import zipfile\n"
+        "with zipfile.ZipFile('/tmp/hello-1.0-py3-none-any.whl', 'w') as wheel:\n"
+        "    wheel.writestr('hello.py', 'print(42)')\n"
+        "    info = 'hello-1.0.dist-info/'\n"
+        "    about = 'Metadata-Version: 2.1\\nName: hello\\nVersion: 1.0'\n"
+        "    wheel.writestr(info + 'METADATA', about)\n"
+        "    wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nTag: py3-none-any')\n"
+        "    wheel.writestr(info + 'RECORD', '')\n"
+    )
+    if not os.path.lexists("/usr/bin/pip"):
+        pytest.skip("this host has no pip")
+    install = f'python3 -c "{script}" && pip install --no-index /tmp/*.whl && python3 -m hello'
+    result = guest.run(guest.get("host"), "sh", "-c", install)
+    assert result.stdout.endswith("42\n"), result.stderr

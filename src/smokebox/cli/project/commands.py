@@ -53,7 +53,8 @@ def dev(
     """Serve a project for development, and show what its agents do.
 
     Changed files are reloaded, and conversations are kept. A file with an error is reported;
-    the others are served. Ctrl-C stops.
+    the others are served. Images of the sandboxes in smokebox.toml are built, and again when
+    their files change. Ctrl-C stops.
     """
     import asyncio
 
@@ -62,6 +63,7 @@ def dev(
     from smokebox.app.app import App
     from smokebox.app.server import serve
     from smokebox.cli.project.activity import ActivityView
+    from smokebox.cli.project.binding_images import build_images
     from smokebox.cli.project.development import (
         exit_soon,
         print_examples,
@@ -80,6 +82,7 @@ def dev(
         async with asyncio.TaskGroup() as group:
             group.create_task(ActivityView(app).follow())
             group.create_task(reload_changes(app, root))
+            group.create_task(build_images(root))
 
     async def work() -> None:
         await serve(app, host=host, port=port, grace=3.0, ready=ready)

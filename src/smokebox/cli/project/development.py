@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _KEY_HEADER = """ \\
     -H "authorization: Bearer $SMOKEBOX_APP_KEY\""""
-_SCAN_SECONDS = 0.5
+SCAN_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
 _SUFFIXES = (".py", ".toml", ".md", ".env")
 _IGNORED = frozenset(("__pycache__", "node_modules", "dist", "build", "venv"))
@@ -86,25 +86,26 @@ async def reload_changes(app: App, root: Path) -> None:
 
 async def _changes(folder: Path) -> AsyncIterator[list[str]]:
     """Yield the names of files that were written, created or removed."""
-    before = await asyncio.to_thread(_scan, str(folder))
+    before = await asyncio.to_thread(scan, str(folder))
     while True:
-        await asyncio.sleep(_SCAN_SECONDS)
-        after = await asyncio.to_thread(_scan, str(folder))
+        await asyncio.sleep(SCAN_SECONDS)
+        after = await asyncio.to_thread(scan, str(folder))
         if after != before:
             # An editor writes several files, or one in several steps: wait until it is done.
-            while (later := await asyncio.to_thread(_scan, str(folder))) != after:
+            while (later := await asyncio.to_thread(scan, str(folder))) != after:
                 after = later
             changed = dict(before.items() ^ after.items())
             before = after
             yield sorted(changed)
 
 
-def _scan(folder: str) -> dict[str, tuple[int, int]]:
+def scan(folder: str, suffixes: str | tuple[str, ...] = _SUFFIXES) -> dict[str, tuple[int, int]]:
+    """Return time and size of the files below a folder whose names end in one of `suffixes`."""
     stamps: dict[str, tuple[int, int]] = {}
     for root, folders, files in os.walk(folder):
         folders[:] = [one for one in folders if not one.startswith(".") and one not in _IGNORED]
         for file in files:
-            if file.endswith(_SUFFIXES):
+            if file.endswith(suffixes):
                 path = os.path.join(root, file)
                 try:
                     status = os.stat(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import glob
+import itertools
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -88,6 +89,8 @@ OUTSIDE_ETC = ("var/lib/ca-certificates/ca-bundle.pem", "var/lib/ca-certificates
 # Configuration and sources of the host: npm and pip store tokens there, and the application of
 # a container is often in /usr/src/app with its `.env`.
 HIDDEN = ("etc/npmrc", "local/etc", "local/pip.conf", "local/src", "pip.conf", "src")
+# The mark by which pip refuses to install. In a sandbox it protects nothing, and agents run pip.
+_MANAGED = ("lib/python3*/EXTERNALLY-MANAGED", "local/lib/python3*/EXTERNALLY-MANAGED")
 # Depth of the search for private files. Directories further down are filled by packages, whose
 # files are public.
 DEPTHS = {"": 4, "local": 5}
@@ -251,7 +254,8 @@ def _add_python(usr: str, mask: str, *, local: bool) -> None:
 
 
 def _hidden(usr: str) -> Iterator[str]:
-    return (path for path in HIDDEN if os.path.lexists(os.path.join(usr, path)))
+    found = (path for path in HIDDEN if os.path.lexists(os.path.join(usr, path)))
+    return itertools.chain(found, *(glob.iglob(one, root_dir=usr) for one in _MANAGED))
 
 
 def _private(usr: str, *, local: bool) -> Iterator[str]:

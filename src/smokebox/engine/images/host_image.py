@@ -71,7 +71,7 @@ _LINKS = {
 }
 _USER = 1000
 # Part of the digest: a change makes new skeletons.
-VERSION = 3
+VERSION = 4
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _LOCAL = {name: 0o755 for name in ("bin", "etc", "include", "lib", "sbin", "share", "src")}

@@ -122,6 +122,10 @@ class ImageStore:
         if catalog is not None:
             catalog.live = self._get_live
 
+    def add_source(self, prefix: str, source: ImageSource) -> None:
+        """Add the source of the images whose names start with a prefix."""
+        self._sources[prefix] = source
+
     async def get(self, name: str, *, scope: str | None = None, digest: str = "") -> Image:
         """Return an image, made or pulled if needed.
 

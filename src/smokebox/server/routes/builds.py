@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from smokebox.egress.layers import EgressLayers, split_handlers
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.engine.images.build.mirrors import read_mirrors
+from smokebox.engine.images.recipe_images import check_recipe
 from smokebox.engine.names import check_image_name
 from smokebox.errors import (
     BuildFailed,
@@ -28,11 +29,13 @@ from smokebox.server.endpoint import BYTES, ApiCall, endpoint
 from smokebox.server.responses import EventResponse, event, read_batches
 from smokebox.server.routes.network import allowed_egress
 from smokebox.server.tenancy.ceilings import check_options
-from smokebox.wire.requests import BuildImage, FindContents, PutContent
+from smokebox.wire.requests import BuildImage, BuildRecipe, FindContents, PutContent
 from smokebox.wire.responses import MissingContents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from smokebox.wire.builds import BuildEvent
 
 _ERRORS = (
     InvalidDockerfile,
@@ -82,11 +85,26 @@ async def build(call: ApiCall, body: BuildImage) -> EventResponse:
     connection kills the build; finished steps stay in the cache of the key.
     """
     request = await _request(call, body)
-    return EventResponse(call, _events(call, request))
+    return EventResponse(call, _events(call.host.builds.run(request)))
 
 
-async def _events(call: ApiCall, request: BuildRequest) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(call.host.builds.run(request)) as events:
+@endpoint("POST", "/builds/recipes", errors=_ERRORS, returns=sse.MEDIA)
+async def build_recipe(call: ApiCall, body: BuildRecipe) -> EventResponse:
+    """Build a recipe that is not known yet, for all keys, and stream the progress.
+
+    Events: those of a build. The build goes on when the connection is closed. `no_cache` is for
+    administrators.
+    """
+    check_recipe(body.recipe)
+    await call.state.quotas.check_image(call.principal, body.recipe)
+    if body.no_cache:
+        call.principal.check_admin()
+    recipes = call.host.recipes
+    return EventResponse(call, _events(recipes.stream(body.recipe, no_cache=body.no_cache)))
+
+
+async def _events(build: AsyncGenerator[BuildEvent, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(build) as events:
         async for one in events:
             yield event("image" if one.kind == "image" else "progress", one)
 
@@ -123,4 +141,4 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
     )
 
 
-ENDPOINTS = [find_contents, put_content, build]
+ENDPOINTS = [find_contents, put_content, build, build_recipe]

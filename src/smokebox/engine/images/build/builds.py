@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from smokebox.egress.layers import EgressLayers
@@ -22,6 +22,7 @@ from smokebox.engine.images.build.plan import make_plan
 from smokebox.engine.images.build.sources import ContextSource
 from smokebox.engine.images.build.step_sandbox import StepSettings
 from smokebox.engine.images.build.steps import StepRunner
+from smokebox.engine.images.catalog import SHARED
 from smokebox.engine.images.usage import ImageUsage
 from smokebox.engine.jail.uid_ranges import privileged
 from smokebox.errors import DeadlineExceeded, InvalidOption
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.build.state import BuildState
+    from smokebox.engine.images.catalog import LayerReference
     from smokebox.engine.images.usage import Charge, Charging
     from smokebox.wire.builds import ContextEntry
 
@@ -58,6 +60,8 @@ class BuildRequest:
         limits: Limits of each step.
         egress: Network policy of RUN and ADD, closed by default.
         scope: Prefix of the ids of the sandboxes that may use the image. It owns the cache.
+        shared: Let all sandboxes use the image, and its names.
+        source: Origin of the image in words.
         check_base: Raises for the name of a base image that the build may not use.
         variables: Environment of commands that is not committed, such as of package mirrors.
         charging: Counts what is stored against the quota of the caller.
@@ -77,6 +81,8 @@ class BuildRequest:
     limits: Limits = field(default_factory=Limits)
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
+    shared: bool = False
+    source: str = "build"
     check_base: Callable[[str], Awaitable[None]] | None = None
     variables: dict[str, str] = field(default_factory=dict)
     charging: Charging | None = None
@@ -145,8 +151,10 @@ class Builds:
             async with asyncio.timeout(request.timeout):
                 with self.catalog.lease():
                     state = await builder.build()
-                    image = state.image()
-                    await self.catalog.put(image, names=request.names, scope=request.scope)
+                    image = state.image(source=request.source)
+                    image = replace(image, size=await self._size(image.layers))
+                    scope = SHARED if request.shared else request.scope
+                    await self.catalog.put(image, names=request.names, scope=scope)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the build took longer than {request.timeout:g} seconds.",
@@ -161,6 +169,12 @@ class Builds:
             names=request.names,
             seconds=time.monotonic() - started,
         )
+
+    async def _size(self, references: Sequence[LayerReference]) -> int:
+        """Return the bytes of layers, which are measured once."""
+        layers = [self._layer_store.get(one.id) for one in references]
+        measured = [await self._layer_store.measure(one) for one in layers if one is not None]
+        return sum(one.bytes or 0 for one in measured)
 
     def _builder(self, request: BuildRequest, charge: Charge | None) -> Builder:
         plan = make_plan(

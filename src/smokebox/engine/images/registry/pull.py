@@ -26,7 +26,11 @@ from smokebox.engine.images.registry.manifests import (
     parse_manifest,
     select_platform,
 )
-from smokebox.engine.images.registry.reference import Reference, parse_reference
+from smokebox.engine.images.registry.reference import (
+    Reference,
+    parse_reference,
+    recipe_in_place_of,
+)
 from smokebox.engine.images.registry.shared_pull import ResolvedImage, SharedPulls
 from smokebox.engine.images.registry.transport import RegistryTransport
 from smokebox.errors import (
@@ -108,6 +112,8 @@ class RegistryImages:
         except (NotFound, RegistryError) as error:
             if difflib.get_close_matches(name, (_HOST,), cutoff=0.5):
                 error.hint = f"Did you mean {_HOST!r}, the files of this host? {error.hint}"
+            if recipe := recipe_in_place_of(name):
+                error.hint = f"Use {recipe!r} in its place: it has what agents expect. {error.hint}"
             if isinstance(error, RegistryError):
                 error.message = f"the image {name!r} cannot be pulled: {error.message}"
             raise

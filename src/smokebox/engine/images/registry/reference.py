@@ -30,6 +30,9 @@ _REGISTRY = re.compile(
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_CLOUDFLARE = re.compile(
+    r"(?:docker\.io/)?cloudflare/sandbox(?::[\w.]+(?:-(?P<flavour>\w[\w.-]*))?)?(?:@sha256:[0-9a-f]+)?"
+)
 _MAX_REPOSITORY = 255
 _MAX_REFERENCE = 512
 
@@ -83,6 +86,17 @@ class Reference:
         tag = f":{self.tag}" if self.tag is not None or self.digest is None else ""
         tag = f":{LATEST}" if tag == ":None" else tag
         return f"{self.name}{tag}{f'@{self.digest}' if self.digest else ''}"
+
+
+def recipe_in_place_of(image: str) -> str | None:
+    """Return the recipe that replaces an image of Cloudflare's sandboxes, which need their server.
+
+    Such as `recipe:python` for `docker.io/cloudflare/sandbox:0.9.2-python`; None for other images.
+    """
+    match = _CLOUDFLARE.fullmatch(image)
+    if match is None:
+        return None
+    return "recipe:python" if match["flavour"] == "python" else "recipe:base"
 
 
 def is_reference(image: str) -> bool:
