@@ -214,7 +214,8 @@ class _Reader:
 
     def table(self, config: dict[str, Any], key: str) -> dict[str, Any]:
         """Return a table; empty if it is missing."""
-        return self._typed(config.get(key, {}), dict, key, "a table")
+        found: dict[str, Any] = self._typed(config.get(key, {}), dict, key, "a table")
+        return found
 
     def tables(self, config: dict[str, Any], key: str, name: str) -> list[dict[str, Any]]:
         """Return a list of tables; empty if it is missing."""
