@@ -301,10 +301,12 @@ class LayerFolder:
         name = _name(id)
         self._registered.pop(id, None)
         aside = os.path.join(self.path, _REMOVED + new_id())
-        with self._locked(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._registrations(self._user), name))
+        with self._locked(fcntl.LOCK_EX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._registrations(self._user), name))
             if name not in self._used():
-                os.rename(os.path.join(self.path, name), aside)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(os.path.join(self.path, name), aside)
         self.clear(aside)
 
     def discard(self, keep: Collection[str], *, unused_for: float = 0.0) -> list[str]:
