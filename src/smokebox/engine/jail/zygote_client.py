@@ -23,6 +23,7 @@ from smokebox.runtime.supervisor import receive_fds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Longest time without any response: a request also waits for those before it, of all tenants.
 RESPONSE_SECONDS = 30.0
 
 _MAIN = """
@@ -51,6 +52,7 @@ class ZygoteClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._pending: dict[str, asyncio.Future[FirstProcess]] = {}
+        self._limits: set[asyncio.Timeout] = set()
 
     @property
     def running(self) -> bool:
@@ -64,9 +66,13 @@ class ZygoteClient:
         key = str(request["key"])
         self._pending[key] = future
         try:
-            async with asyncio.timeout(RESPONSE_SECONDS):
-                await self._send(control, json.dumps(request).encode(), fds)
-                return await future
+            async with asyncio.timeout(RESPONSE_SECONDS) as limit:
+                self._limits.add(limit)
+                try:
+                    await self._send(control, json.dumps(request).encode(), fds)
+                    return await future
+                finally:
+                    self._limits.discard(limit)
         except TimeoutError:
             self.close()
             raise unavailable("does not respond") from None
@@ -132,6 +138,10 @@ class ZygoteClient:
         if not message:
             self.close()
             return
+        later = asyncio.get_running_loop().time() + RESPONSE_SECONDS
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(later)
         response = json.loads(message)
         future = self._pending.get(response["key"])
         if future is None or future.done():
