@@ -1,4 +1,4 @@
-"""Users who enter images, and a fake host of a few files."""
+"""Images that programs run in, and a fake host of a few files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.images.guest import USERS, Guest, can_unshare
+from engine.images.guest import Guest, can_unshare
 from short_directory import short_directory
 from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import ImageStore, open_store
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(
-    scope="module", params=USERS, ids=lambda uid: "root" if uid == 0 else "ordinary user"
-)
-def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
-    """Root and an ordinary user in turn, or the user who runs the tests."""
-    uid: int = request.param
-    if not can_unshare(uid):
-        pytest.skip("this host forbids user namespaces to that user")
+@pytest.fixture(scope="module")
+def guest() -> Iterator[Guest]:
+    """An image store with a directory of its own."""
+    if not can_unshare():
+        pytest.skip("this host forbids user namespaces to this user")
     home = Path(short_directory("images"))
-    if uid != os.geteuid():
-        os.chown(home, uid, uid)
-    yield Guest(uid, home)
+    yield Guest(home)
     # The work directory of an overlay has mode 000.
     subprocess.run(["chmod", "-R", "u+rwx", str(home)], check=True, capture_output=True)
     shutil.rmtree(home)

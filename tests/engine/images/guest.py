@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401  # Loaded while `acting_as` can still read it.
-import contextlib
 import os
 import shlex
 import subprocess
@@ -16,49 +14,23 @@ from typing import TYPE_CHECKING
 from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smokebox.engine.images.image import Image
-
-NOBODY = 65534
-USERS = [0, NOBODY] if os.geteuid() == 0 else [os.geteuid()]
-
-
-@contextlib.contextmanager
-def acting_as(uid: int) -> Iterator[None]:
-    """Act as another user during the block, if we are root."""
-    if uid == os.geteuid():
-        yield
-        return
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(uid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
 
 
 @dataclass
 class Guest:
-    """A user with an image store, who enters images by unshare and chroot."""
+    """An image store, and images entered by unshare and chroot."""
 
-    uid: int
     home: Path
 
     def get(self, name: str, store: ImageStore | None = None) -> Image:
-        with acting_as(self.uid):
-            return asyncio.run((store or open_store(str(self.home / "images"))).get(name))
+        return asyncio.run((store or open_store(str(self.home / "images"))).get(name))
 
     def run(self, image: Image, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a program in the image as root of a user namespace, with a separate upper layer."""
-        with acting_as(self.uid):
-            root = Path(tempfile.mkdtemp(dir=self.home))
-            targets = sorted({layer.target for layer in image.layers})
-            mounts = [self._mount(image, target, f"{root}{target}") for target in targets]
+        root = Path(tempfile.mkdtemp(dir=self.home))
+        targets = sorted({layer.target for layer in image.layers})
+        mounts = [self._mount(image, target, f"{root}{target}") for target in targets]
         env = [f"{name}={value}" for name, value in image.env.items()]
         return self._unshare(
             *mounts,
@@ -70,9 +42,8 @@ class Guest:
         self, image: Image, target: str, *argv: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of the host in the directory of the image at `target`."""
-        with acting_as(self.uid):
-            root = tempfile.mkdtemp(dir=self.home)
-            mount = self._mount(image, target, root)
+        root = tempfile.mkdtemp(dir=self.home)
+        mount = self._mount(image, target, root)
         return self._unshare(mount, f"cd {root}", shlex.join(["exec", *argv]))
 
     def _mount(self, image: Image, target: str, at: str) -> str:
@@ -84,7 +55,7 @@ class Guest:
 
     def _unshare(self, *lines: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*_become(self.uid), "unshare", "-Urm", "sh", "-euc", "\n".join(lines)],
+            ["unshare", "-Urm", "sh", "-euc", "\n".join(lines)],
             capture_output=True,
             text=True,
             env={"PATH": os.defpath + ":/usr/sbin:/sbin"},
@@ -93,12 +64,6 @@ class Guest:
         )
 
 
-def _become(uid: int) -> list[str]:
-    if uid == os.geteuid():
-        return []
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-
-
-def can_unshare(uid: int) -> bool:
-    command = [*_become(uid), "unshare", "-Urm", "true"]
-    return subprocess.run(command, capture_output=True, cwd="/").returncode == 0
+def can_unshare() -> bool:
+    """Return True if this user may create user namespaces."""
+    return subprocess.run(["unshare", "-Urm", "true"], capture_output=True, cwd="/").returncode == 0

@@ -10,6 +10,7 @@ import pytest
 from smokebox.engine.images.host_image import HostImage
 from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.store import ImageStore, open_store
+from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:
     from engine.images.guest import Guest
@@ -81,8 +82,6 @@ def test_programs_can_be_installed_in_usr_local(guest: Guest) -> None:
 
 def test_private_files_in_usr_are_hidden_from_root_inside(guest: Guest) -> None:
     """Root of a user namespace that maps root can read every file of root, except hidden ones."""
-    if guest.uid != os.geteuid():
-        pytest.skip("needs files of the user who runs the tests")
     host = guest.home / "host"
     for name in ("bin", "share/vault/deep", "src/app", "local/etc"):
         (host / "usr" / name).mkdir(parents=True)
@@ -125,3 +124,9 @@ def test_pip_installs_as_root(guest: Guest) -> None:
     install = f'python3 -c "{script}" && pip install --no-index /tmp/*.whl && python3 -m hello'
     result = guest.run(guest.get("host"), "sh", "-c", install)
     assert result.stdout.endswith("42\n"), result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user")
+@pytest.mark.timeout(120)
+def test_programs_run_for_an_ordinary_user() -> None:
+    rerun_as_nobody(__file__, "test")
