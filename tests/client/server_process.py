@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smokebox.client.client import Client
 
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 
 
 class ServerProcess:

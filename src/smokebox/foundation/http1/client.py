@@ -183,7 +183,7 @@ class ClientResponse:
             raise
         except Exception as error:
             # A server that stopped reading may have responded before: read that first.
-            if not isinstance(error, ConnectionLost) or not connection.ended:
+            if not isinstance(error, ConnectionLost) or not connection.broken:
                 self._sender_error = error
                 connection.abort()
         finally:

@@ -209,16 +209,22 @@ class Connection(asyncio.Protocol):
         """Return bytes to the front of the buffer."""
         self._buffer, self._start = data + self._buffer[self._start :], 0
 
+    @property
+    def broken(self) -> bool:
+        """True if nothing can be sent, also before `ended` says so.
+
+        A broken transport drops what is written, and reports it in a later iteration of the event
+        loop, which a body that never waits would not let happen.
+        """
+        return self.ended or self.transport.is_closing()
+
     def write(self, data: bytes) -> None:
         """Send or buffer bytes; `drain` waits while too many are buffered."""
-        # A broken transport drops what is written, and says so in a later iteration of the event
-        # loop, which a body that never waits would not let happen.
-        transport = self.transport
-        if self.ended or transport.is_closing():
+        if self.broken:
             raise ConnectionLost("the peer has closed the connection")
         if self._timer is not None:
             self._active_at = self._loop.time()
-        transport.write(data)
+        self.transport.write(data)
 
     async def drain(self) -> None:
         """Wait until the peer keeps up."""
