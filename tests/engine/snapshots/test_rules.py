@@ -205,7 +205,6 @@ async def test_a_long_chain_is_merged(host: Host, monkeypatch: pytest.MonkeyPatc
         await created.destroy()
 
 
-@pytest.mark.timeout(120)
 async def test_the_layers_of_a_sandbox_that_is_forked_often_are_merged(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +226,7 @@ async def test_the_layers_of_a_sandbox_that_is_forked_often_are_merged(
         assert found.stdout.split() == [str(number), str(number + 2)]
 
 
+@pytest.mark.timeout(120)
 async def test_sixty_snapshots_at_one_percent_change_take_at_most_twice_the_base(
     host: Host,
 ) -> None:
