@@ -76,7 +76,13 @@ STDLIB_ONLY = [
 TOOL_DIRECTORIES = (".git", ".venv", ".hypothesis", ".benchmarks", "dist", "node_modules")
 # Paths of this checkout and home directory (short ones are too common), and package registries.
 LOCAL_PATHS = [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
-REGISTRIES = [r"\bpypi\.\w+\.?\w*/", r"pythonhosted\.", r"registry\.\w+\.(?:org|io|com|dev)"]
+REGISTRIES = [
+    r"\bpypi\.org|\bpypi\.\w+\.?\w*/",
+    r"pythonhosted\.",
+    r"registry\.\w+\.(?:org|io|com|dev)",
+    r"(?:deb|security)\.debian\.",
+    r"(?:archive|security)\.ubuntu\.",
+]
 MACHINE_OR_REGISTRY = re.compile("|".join([*LOCAL_PATHS, *REGISTRIES, "[.]pyenv"]))
 
 

@@ -180,7 +180,7 @@ def test_a_binding_has_settings_and_handlers_of_a_class_with_another_name(projec
 
     (project / "smokebox.toml").write_text(
         '[sandboxes.PyBox]\nclass_name = "BoundBoxSandbox"\nimage = "./docker/py.Dockerfile"\n'
-        'cwd = "/tmp"\negress = ["pypi.org", "api.example.com"]\n'
+        'cwd = "/tmp"\negress = ["api.github.com", "api.example.com"]\n'
     )
     sandbox = get_sandbox(env.PyBox, "user-42", labels={"a": "b"})
     assert type(sandbox) is BoundBoxSandbox
@@ -188,7 +188,7 @@ def test_a_binding_has_settings_and_handlers_of_a_class_with_another_name(projec
     assert (settings.limits, settings.cwd, settings.labels) == ("lite", "/tmp", {"a": "b"})
     assert settings.image == str(project / "docker/py.Dockerfile")
     assert isinstance(settings.egress, dict)
-    assert settings.egress["allowed_hosts"] == ["pypi.org", "api.example.com"]
+    assert settings.egress["allowed_hosts"] == ["api.github.com", "api.example.com"]
     assert list(handlers) == ["api.example.com"]
 
 

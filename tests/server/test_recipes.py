@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
     """A server with a recipe that needs no network, and none of a registry."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     folder = tmp_path / "recipes" / "host"
     folder.mkdir(parents=True)
     (folder / "base.Dockerfile").write_text("FROM host\nRUN echo hello && date +%N > /stamp\n")

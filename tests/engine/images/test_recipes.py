@@ -31,8 +31,9 @@ PYTHON_RECIPE = "FROM recipe:base\nRUN echo ran && date +%N > /stamp\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Recipes that need no network, instead of those of Smokebox."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     files = {
         "host/base.Dockerfile": BASE_RECIPE,
         "host/python.Dockerfile": PYTHON_RECIPE,

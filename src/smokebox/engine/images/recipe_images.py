@@ -13,6 +13,8 @@ import difflib
 import hashlib
 import importlib.resources
 import os
+import re
+import socket
 import urllib.parse
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,7 @@ from smokebox.errors import Aborted, ImageError, NotFound, RegistryError
 from smokebox.wire.builds import BuildEvent, ContextEntry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Iterable
     from importlib.resources.abc import Traversable
 
     from smokebox.engine.images.build.builds import Builds
@@ -44,16 +46,12 @@ BUILD_SECONDS = 3600.0
 
 # Owner of the base image and of cached steps: no id of a sandbox starts with it.
 _SCOPE = "recipe:"
-_HOSTS = (
-    "archive.ubuntu.com",
-    "deb.debian.org",
-    "files.pythonhosted.org",
-    "pypi.org",
-    "security.debian.org",
-)
 _INSTALL = "install.sh"
 _DPKG_STATUS = "/var/lib/dpkg/status"
-_ANY_ADDRESS = ("0.0.0.0/0", "::/0")
+_APT = Path("/etc/apt")
+_PASSWORD = re.compile(rb"://[^/\s]*@")
+_COMMENT = re.compile(rb"#[^\n]*")
+_ORIGIN = re.compile(r"https?://[^\s\]/]+")
 _WEB_PORTS = (None, 80, 443)
 
 
@@ -159,6 +157,8 @@ class RecipeImages:
         folder = "host" if base == HOST else "debian"
         file = self.folder / folder / f"{recipe}.Dockerfile"
         mirrors = await asyncio.to_thread(read_mirrors)
+        sources = _COMMENT.sub(b"", b"\n".join((await asyncio.to_thread(_apt_sources)).values()))
+        urls = "\n".join([*mirrors.values(), sources.decode(errors="replace")])
         return BuildRequest(
             dockerfile=await asyncio.to_thread(file.read_text, encoding="utf-8"),
             file=f"{name} ({file.name})",
@@ -166,7 +166,7 @@ class RecipeImages:
             names=(name,),
             no_cache=no_cache,
             timeout=BUILD_SECONDS,
-            egress=_egress(mirrors),
+            egress=await asyncio.to_thread(_egress, set(_ORIGIN.findall(urls))),
             variables=mirrors,
             scope=_SCOPE,
             shared=True,
@@ -190,14 +190,15 @@ class RecipeImages:
         return DEBIAN
 
     async def _context(self) -> list[ContextEntry]:
-        """Return the files for a recipe on the host: a script, and the names of its packages."""
-        files = {_INSTALL: self.folder / "host" / _INSTALL}
+        """Return the files for a recipe on the host: a script, its packages and their sources."""
+        script = self.folder / "host" / _INSTALL
+        files = {_INSTALL: await asyncio.to_thread(script.read_bytes)}
+        files |= await asyncio.to_thread(_apt_sources)
         # What is installed can be seen in /usr too.
         if await asyncio.to_thread(_is_public_file, _DPKG_STATUS):
-            files["dpkg-status"] = Path(_DPKG_STATUS)
+            files["dpkg-status"] = await asyncio.to_thread(Path(_DPKG_STATUS).read_bytes)
         entries = []
-        for path, file in files.items():
-            data = await asyncio.to_thread(file.read_bytes)
+        for path, data in files.items():
             digest = hashlib.sha256(data).hexdigest()
             await self._builds.content.put(digest, _once(data), scope=_SCOPE)
             entries.append(ContextEntry(path=path, type="file", size=len(data), digest=digest))
@@ -250,7 +251,11 @@ class _RecipeBuild:
 
 
 def _is_public_file(path: str) -> bool:
-    return is_public("/", path.lstrip("/")) and is_readable_by_all(os.lstat(path).st_mode)
+    """Return whether every user may read a file; False if there is none."""
+    try:
+        return is_public("/", path.lstrip("/")) and is_readable_by_all(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 async def _once(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -272,15 +277,36 @@ def check_recipe(name: str) -> None:
     )
 
 
-def _egress(mirrors: Mapping[str, str]) -> EgressLayers:
-    """Return the policy of a build: package indexes, at whatever address the host knows them."""
-    hosts, tcp = set(_HOSTS), set()
-    for url in " ".join(mirrors.values()).split():
-        parts = urllib.parse.urlsplit(url)
-        if parts.hostname is None:
+def _egress(origins: Iterable[str]) -> EgressLayers:
+    """Return the policy of a build: public hosts, and the host's own mirrors wherever they are.
+
+    `origins` are those of the mirrors. Only their addresses may be private: packages run scripts.
+    """
+    granted, tcp = set(), set()
+    for origin in origins:
+        try:
+            parts = urllib.parse.urlsplit(origin)
+            host, port = parts.hostname, parts.port
+            if host is None:
+                continue
+            found = socket.getaddrinfo(host, port or parts.scheme, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            # The build says what is missing.
             continue
-        hosts.add(parts.hostname)
-        if parts.port not in _WEB_PORTS:
-            tcp.add(f"{parts.hostname}:{parts.port}")
-    settings = {"allowed_hosts": sorted(hosts), "tcp": sorted(tcp)}
-    return EgressLayers().with_settings(settings, _ANY_ADDRESS)
+        granted |= {str(one[4][0]) for one in found}
+        if port not in _WEB_PORTS:
+            tcp.add(f"{host}:{port}")
+    settings = {"internet": True, "tcp": sorted(tcp)}
+    return EgressLayers().with_settings(settings, sorted(granted))
+
+
+def _apt_sources() -> dict[str, bytes]:
+    """Return the package sources of this host that all users may read, without passwords."""
+    paths = [_APT / "sources.list", *sorted((_APT / "sources.list.d").glob("*"))]
+    found = {}
+    for path in paths:
+        if _is_public_file(str(path)):
+            data = path.read_bytes()
+            if not _PASSWORD.search(data):
+                found[f"apt/{path.relative_to(_APT)}"] = data
+    return found
