@@ -58,7 +58,7 @@ async def find_contents(call: ApiCall, body: FindContents) -> MissingContents:
     Each key has contents of its own. Those that no build used for a week are removed.
     """
     content = call.host.builds.content
-    return MissingContents(content.missing(body.digests, scope=call.principal.prefix))
+    return MissingContents(content.missing(body.digests, scope=call.principal.image_scope))
 
 
 @endpoint(
@@ -74,7 +74,7 @@ async def put_content(call: ApiCall, query: PutContent) -> None:
         charging() if charging else contextlib.nullcontext() as charge,
         contextlib.aclosing(read_batches(call)) as chunks,
     ):
-        await content.put(query.digest, chunks, scope=call.principal.prefix, charge=charge)
+        await content.put(query.digest, chunks, scope=call.principal.image_scope, charge=charge)
 
 
 @endpoint("POST", "/builds", errors=_ERRORS, returns=sse.MEDIA)
@@ -112,6 +112,8 @@ async def _events(build: AsyncGenerator[BuildEvent, None]) -> AsyncGenerator[byt
 async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
     options = {"limits": body.limits} if body.limits is not None else {}
     checked = check_options(call.principal, {"limits": Limits(), **options}, call.state.settings)
+    if body.share:
+        call.principal.check_admin()
     layers, variables = EgressLayers(), {}
     if body.egress is not None:
         split = split_handlers(await allowed_egress(call, body.egress))
@@ -134,7 +136,9 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         timeout=body.timeout,
         limits=parse_limits(checked["limits"]),
         egress=layers,
-        scope=call.principal.prefix,
+        scope=call.principal.image_scope,
+        prefix=call.principal.prefix,
+        shared=body.share,
         check_base=functools.partial(call.state.quotas.check_image, call.principal),
         variables=variables,
         charging=call.state.quotas.images(call.principal),

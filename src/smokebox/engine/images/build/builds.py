@@ -59,8 +59,9 @@ class BuildRequest:
         timeout: Seconds for the whole build.
         limits: Limits of each step.
         egress: Network policy of RUN and ADD, closed by default.
-        scope: Prefix of the ids of the sandboxes that may use the image. It owns the cache.
+        scope: Owner of the image and the cache, such as a prefix of the ids of sandboxes.
         shared: Let all sandboxes use the image, and its names.
+        prefix: Prefix of the id of the sandbox that `keep` leaves.
         source: Origin of the image in words.
         check_base: Raises for the name of a base image that the build may not use.
         variables: Environment of commands that is not committed, such as of package mirrors.
@@ -82,6 +83,7 @@ class BuildRequest:
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
     shared: bool = False
+    prefix: str = ""
     source: str = "build"
     check_base: Callable[[str], Awaitable[None]] | None = None
     variables: dict[str, str] = field(default_factory=dict)
@@ -215,7 +217,7 @@ class Builds:
         """Create a sandbox with the files of a failed step, and return its id."""
         image = state.image(source="failed build")
         await self.catalog.put(image, scope=request.scope)
-        id = f"{request.scope}build-{image.digest.rpartition(':')[2][:12]}"
+        id = f"{request.prefix}build-{image.digest.rpartition(':')[2][:12]}"
         await self._create_sandbox(id, image.digest)
         return id
 
