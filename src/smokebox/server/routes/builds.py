@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from typing import TYPE_CHECKING
 
 from smokebox.egress.layers import EgressLayers, split_handlers
 from smokebox.engine.images.build.builds import BuildRequest
-from smokebox.engine.images.build.mirrors import read_mirrors
+from smokebox.engine.images.build.mirrors import Mirrors, read_mirrors
 from smokebox.engine.images.recipe_images import check_recipe
 from smokebox.engine.names import check_image_name
 from smokebox.errors import (
@@ -114,12 +115,12 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
     checked = check_options(call.principal, {"limits": Limits(), **options}, call.state.settings)
     if body.share:
         call.principal.check_admin()
-    layers, variables = EgressLayers(), {}
+    layers, mirrors = EgressLayers(), Mirrors()
     if body.egress is not None:
         split = split_handlers(await allowed_egress(call, body.egress))
         layers = layers.with_settings(split.settings, split.granted)
     if body.mirrors:
-        variables = read_mirrors()
+        mirrors = await asyncio.to_thread(read_mirrors)
     for name in body.names:
         check_image_name(name)
     return BuildRequest(
@@ -140,7 +141,7 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         prefix=call.principal.prefix,
         shared=body.share,
         check_base=functools.partial(call.state.quotas.check_image, call.principal),
-        variables=variables,
+        mirrors=mirrors,
         charging=call.state.quotas.images(call.principal),
     )
 

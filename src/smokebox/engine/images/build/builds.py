@@ -16,6 +16,7 @@ from smokebox.engine.images.build.builder import Builder, BuildServices, BuildSe
 from smokebox.engine.images.build.cache import BuildCache
 from smokebox.engine.images.build.context import ContentStore, ContextTree
 from smokebox.engine.images.build.fetch import fetch
+from smokebox.engine.images.build.mirrors import Mirrors
 from smokebox.engine.images.build.mounts import CacheDirectories
 from smokebox.engine.images.build.parser import parse_dockerfile
 from smokebox.engine.images.build.plan import make_plan
@@ -64,7 +65,7 @@ class BuildRequest:
         prefix: Prefix of the id of the sandbox that `keep` leaves.
         source: Origin of the image in words.
         check_base: Raises for the name of a base image that the build may not use.
-        variables: Environment of commands that is not committed, such as of package mirrors.
+        mirrors: Package mirrors of this host that commands use.
         charging: Counts what is stored against the quota of the caller.
     """
 
@@ -86,7 +87,7 @@ class BuildRequest:
     prefix: str = ""
     source: str = "build"
     check_base: Callable[[str], Awaitable[None]] | None = None
-    variables: dict[str, str] = field(default_factory=dict)
+    mirrors: Mirrors = field(default_factory=Mirrors)
     charging: Charging | None = None
 
 
@@ -192,7 +193,9 @@ class Builds:
             self._layer_store,
             self._caches,
             settings=StepSettings(
-                limits=request.limits, egress=request.egress, variables=request.variables
+                limits=request.limits,
+                egress=request.mirrors.route(request.egress),
+                variables=request.mirrors.variables,
             ),
             secrets=request.secrets,
             scope=request.scope,

@@ -1,16 +1,28 @@
-"""The package mirrors that the host is configured for, as environment of RUN.
+"""The package mirrors that the host is configured for: pip and npm by variables, apt by handlers.
 
-They are in no layer and no key of the cache. Settings with a password in them, and those that name
-files of the host, are left out.
+They are in no layer and no key of the cache. Of pip and npm, settings with a password in them, and
+those that name files of the host, are left out.
 """
 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
+import socket
 import urllib.parse
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox.egress.pattern import is_public
+from smokebox.engine.images.build.apt_mirrors import AptSettings, read_apt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smokebox.egress.layers import EgressLayers
 
 _PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 _PIP = {
@@ -20,17 +32,81 @@ _PIP = {
 }
 _NPM_FILES = ("/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc", "~/.npmrc")
 _NPM_VARIABLE = "npm_config_registry"
+_DEFAULT_SERVERS = (
+    ("pypi.org", 443),
+    ("files.pythonhosted.org", 443),
+    ("registry.npmjs.org", 443),
+)
 _NPM_REGISTRY = re.compile(r"^\s*registry\s*=\s*(\S+)", re.MULTILINE)
 
 
-def read_mirrors() -> dict[str, str]:
-    """Return variables for pip and npm that name the mirrors of this host."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrors:
+    """The package mirrors of a host.
+
+    Attributes:
+        variables: Environment of RUN, for pip and npm.
+        apt: The settings of apt.
+        addresses: Servers of packages, by name and port, at addresses that are not public.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    apt: AptSettings = field(default_factory=AptSettings)
+    addresses: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def route(self, layers: EgressLayers) -> EgressLayers:
+        """Return a build's policy, which leads to the mirrors where it allows their hosts.
+
+        For the operator also at the private addresses and with the logins of this host's
+        configuration. A tenant needs a grant for such an address, and gets no login.
+        """
+        policy, settings, operator = layers.egress(), dict(layers.settings), layers.granted is None
+        handlers = {
+            name: handler
+            for name, handler in self.apt.handlers(logins=operator).items()
+            if policy.decide(name, 80).action == "forward"
+        }
+        if handlers:
+            own = settings.get("outbound_by_host", {})
+            settings["outbound_by_host"] = {**handlers, **own}
+        hosts = {
+            name: address
+            for (name, port), address in self.addresses.items()
+            if operator and policy.decide(name, port).action == "forward"
+        }
+        if hosts:
+            settings["hosts"] = {**hosts, **settings.get("hosts", {})}
+        return layers.with_settings(settings, layers.granted)
+
+
+def read_mirrors() -> Mirrors:
+    """Read the mirrors of this host, and look their addresses up. Blocks."""
     variables = _pip()
     # npm reads both spellings.
     registry = os.environ.get("NPM_CONFIG_REGISTRY") or os.environ.get(_NPM_VARIABLE) or _npm()
     if registry and _is_plain(registry):
         variables[_NPM_VARIABLE] = registry
-    return variables
+    apt = read_apt()
+    urls = " ".join(variables.values()).split()
+    servers = {*apt.hosts, *map(_server, urls), *_DEFAULT_SERVERS}
+    return Mirrors(variables=variables, apt=apt, addresses=_private_addresses(servers))
+
+
+def _server(url: str) -> tuple[str, int]:
+    """Return the host and port of a URL, or of a host alone."""
+    parts = urllib.parse.urlsplit(url if "://" in url else f"https://{url}")
+    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+def _private_addresses(servers: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Return the addresses of those servers that this host does not have at a public one."""
+    found = {}
+    for name, port in servers:
+        with contextlib.suppress(OSError):
+            address = str(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][4][0])
+            if not is_public(address):
+                found[name, port] = address
+    return found
 
 
 def _pip() -> dict[str, str]:
