@@ -120,7 +120,7 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         split = split_handlers(await allowed_egress(call, body.egress))
         layers = layers.with_settings(split.settings, split.granted)
     if body.mirrors:
-        mirrors = await asyncio.to_thread(read_mirrors)
+        mirrors = await asyncio.to_thread(read_mirrors, layers.egress().allowed_hosts or ())
     for name in body.names:
         check_image_name(name)
     return BuildRequest(

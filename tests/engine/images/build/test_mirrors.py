@@ -69,8 +69,9 @@ def layers(policy: Egress) -> EgressLayers:
 def mirrors(url: str = "", *, proxy: str = "", login: str = "") -> Mirrors:
     """Return the mirrors of a host with a mirror of Debian, or with a proxy."""
     mirror = AptMirror(host="deb.debian.org", path="/debian", url=url, authorization=login)
-    hosts = (("deb.debian.org", 80),)
-    return Mirrors(apt=AptSettings(mirrors=(mirror,) if url else (), proxy=proxy, hosts=hosts))
+    archives = ("deb.debian.org",)
+    mirror_list = (mirror,) if url else ()
+    return Mirrors(apt=AptSettings(mirrors=mirror_list, proxy=proxy, hosts=archives))
 
 
 DEBIAN = Egress(allowed_hosts=["deb.debian.org"])
@@ -118,7 +119,7 @@ async def test_a_tenant_gets_neither_logins_nor_private_addresses(
 async def test_a_private_address_of_a_mirror_is_reached_by_its_name(
     based: Host, server: Server
 ) -> None:
-    place = {("deb.debian.org", 80): server.url[7:]}
+    place = {"deb.debian.org": server.url[7:]}
     built = await build(based, GET, egress=layers(DEBIAN), mirrors=Mirrors(addresses=place))
     assert built.output == "/debian/dists/x deb.debian.org\n"
 
@@ -176,11 +177,11 @@ def test_a_host_without_apt_has_no_mirrors(tmp_path: Path) -> None:
 
 
 def test_indexes_with_a_password_or_a_file_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@pypi.corp/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@index.corp/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://127.0.0.1/simple file:///srv/wheels")
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:4873/")
-    found = read_mirrors()
+    found = read_mirrors(["localhost", "*.example.com"])
     assert "PIP_INDEX_URL" not in found.variables
     assert found.variables["PIP_EXTRA_INDEX_URL"] == "https://127.0.0.1/simple"
     assert found.variables["npm_config_registry"] == "http://127.0.0.1:4873/"
-    assert found.addresses["127.0.0.1", 4873] == "127.0.0.1"
+    assert list(found.addresses) == ["localhost"]

@@ -67,12 +67,12 @@ class AptMirror:
 class AptSettings:
     """The apt settings of a host. `proxy` is the URL of an HTTP proxy, with its login.
 
-    `hosts` are the servers of the archives, which a step may ask for, with their ports.
+    `hosts` are the servers of the archives, which a step may ask for.
     """
 
     mirrors: tuple[AptMirror, ...] = ()
     proxy: str = field(default="", repr=False)
-    hosts: tuple[tuple[str, int], ...] = ()
+    hosts: tuple[str, ...] = ()
 
     def handlers(self, *, logins: bool) -> dict[str, AptHandler]:
         """Return a handler for each server whose requests go elsewhere, by its name."""
@@ -83,7 +83,7 @@ class AptSettings:
             proxy = proxy and f"{scheme}://{rest.rpartition('@')[2]}"
         names = {mirror.host for mirror in mirrors}
         if proxy:
-            names.update(name for name, _ in self.hosts)
+            names.update(self.hosts)
         return {
             name: AptHandler([one for one in mirrors if one.host == name], proxy)
             for name in sorted(names)
@@ -130,7 +130,7 @@ def read_apt(root: str = "/") -> AptSettings:
     if archives is None or not codename:
         return AptSettings()
     logins, mirrors = _logins(root), list[AptMirror]()
-    hosts = {(name, 80) for archive in archives for name in archive.hosts}
+    hosts = {name for archive in archives for name in archive.hosts}
     for url, suite in _sources(root):
         if suite.partition("-")[0] != codename:
             continue
@@ -139,11 +139,10 @@ def read_apt(root: str = "/") -> AptSettings:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             continue
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        hosts.add((parts.hostname, port))
+        hosts.add(parts.hostname)
         plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         login = _inline_login(parts) or _find_login(logins, parts)
-        if parts.hostname in archive.hosts and not login and port == 80:
+        if parts.hostname in archive.hosts and not login and parts.port is None:
             # The archive itself.
             continue
         known = {(one.host, one.path) for one in mirrors}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.egress.pattern import is_public
+from smokebox.egress.pattern import HostPattern, is_public
 from smokebox.engine.images.build.apt_mirrors import AptSettings, read_apt
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ _PIP = {
 }
 _NPM_FILES = ("/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc", "~/.npmrc")
 _NPM_VARIABLE = "npm_config_registry"
-_DEFAULT_SERVERS = (
-    ("pypi.org", 443),
-    ("files.pythonhosted.org", 443),
-    ("registry.npmjs.org", 443),
-)
 _NPM_REGISTRY = re.compile(r"^\s*registry\s*=\s*(\S+)", re.MULTILINE)
 
 
@@ -47,12 +42,12 @@ class Mirrors:
     Attributes:
         variables: Environment of RUN, for pip and npm.
         apt: The settings of apt.
-        addresses: Servers of packages, by name and port, at addresses that are not public.
+        addresses: Addresses of hosts that the build allows, where they are not public.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     apt: AptSettings = field(default_factory=AptSettings)
-    addresses: dict[tuple[str, int], str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
 
     def route(self, layers: EgressLayers) -> EgressLayers:
         """Return a build's policy, which leads to the mirrors where it allows their hosts.
@@ -69,43 +64,32 @@ class Mirrors:
         if handlers:
             own = settings.get("outbound_by_host", {})
             settings["outbound_by_host"] = {**handlers, **own}
-        hosts = {
-            name: address
-            for (name, port), address in self.addresses.items()
-            if operator and policy.decide(name, port).action == "forward"
-        }
-        if hosts:
-            settings["hosts"] = {**hosts, **settings.get("hosts", {})}
+        if operator and self.addresses:
+            settings["hosts"] = {**self.addresses, **settings.get("hosts", {})}
         return layers.with_settings(settings, layers.granted)
 
 
-def read_mirrors() -> Mirrors:
-    """Read the mirrors of this host, and look their addresses up. Blocks."""
+def read_mirrors(allowed: Iterable[str] = ()) -> Mirrors:
+    """Read the mirrors of this host, and look up the hosts that a build allows. Blocks."""
     variables = _pip()
     # npm reads both spellings.
     registry = os.environ.get("NPM_CONFIG_REGISTRY") or os.environ.get(_NPM_VARIABLE) or _npm()
     if registry and _is_plain(registry):
         variables[_NPM_VARIABLE] = registry
-    apt = read_apt()
-    urls = " ".join(variables.values()).split()
-    servers = {*apt.hosts, *map(_server, urls), *_DEFAULT_SERVERS}
-    return Mirrors(variables=variables, apt=apt, addresses=_private_addresses(servers))
+    return Mirrors(variables=variables, apt=read_apt(), addresses=_private_addresses(allowed))
 
 
-def _server(url: str) -> tuple[str, int]:
-    """Return the host and port of a URL, or of a host alone."""
-    parts = urllib.parse.urlsplit(url if "://" in url else f"https://{url}")
-    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
-
-
-def _private_addresses(servers: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Return the addresses of those servers that this host does not have at a public one."""
+def _private_addresses(hosts: Iterable[str]) -> dict[str, str]:
+    """Return the addresses of those hosts that this host does not have at a public one."""
     found = {}
-    for name, port in servers:
+    for pattern in (HostPattern.parse("allowed_hosts", host) for host in hosts):
+        if not pattern.exact:
+            continue
         with contextlib.suppress(OSError):
-            address = str(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][4][0])
+            answers = socket.getaddrinfo(pattern.text, None, type=socket.SOCK_STREAM)
+            address = str(answers[0][4][0])
             if not is_public(address):
-                found[name, port] = address
+                found[pattern.text] = address
     return found
 
 
