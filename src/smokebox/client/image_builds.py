@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypedDict, TypeGuard, Unpack
 
 from smokebox.client.build_context import BuildContext, read_context
 from smokebox.client.contents import LocalContent, missing_contents, upload_contents
+from smokebox.client.images import image_events
 from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import parse_egress
-from smokebox.errors import InvalidOption, ServiceUnavailable
+from smokebox.errors import InvalidOption
 from smokebox.limits import limits_to_json
 from smokebox.options import refuse_unknown
 from smokebox.wire.builds import BuildEvent
@@ -106,25 +107,20 @@ class ImageBuilds:
         refuse_unknown("build()", options, BuildOptions.__annotations__)
         if is_recipe(path):
             body: BuildImage | BuildRecipe = _recipe(path, {"file": file, **options})
-            events = self._transport.events("POST", "/builds/recipes", body=body)
+            events = image_events(self._transport, "/builds/recipes", body)
         else:
             context = path
             if not isinstance(context, BuildContext):
                 context = await asyncio.to_thread(read_context, context, file=file)
             body = _body(context, options)
             await self.upload(context)
-            events = self._transport.events("POST", "/builds", body=body)
+            events = image_events(self._transport, "/builds", body)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name in ("progress", "image"):
                     yield decode(BuildEvent, event.data)
                 if event.name == "image":
                     return
-        raise ServiceUnavailable(
-            "the connection to the server ended before the build did.",
-            hint="Build again: finished steps are in the cache.",
-            service="server",
-        )
 
     async def upload(self, context: BuildContext) -> int:
         """Upload the contents that the server lacks, and return their number."""

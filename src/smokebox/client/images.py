@@ -7,7 +7,14 @@ import contextlib
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from smokebox.client.contents import upload_contents
-from smokebox.errors import ImageError, InvalidOption, RegistryError, ServiceUnavailable
+from smokebox.client.http_client import is_connection_lost
+from smokebox.errors import (
+    ImageError,
+    InvalidOption,
+    RegistryError,
+    SandboxGone,
+    ServiceUnavailable,
+)
 from smokebox.types import (
     ImageDetails,
     ImageInfo,
@@ -21,10 +28,11 @@ from smokebox.wire.codec import decode
 from smokebox.wire.requests import LoadImage, PruneImages, PullImage, PushImage, RegistryCredentials
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from smokebox.client.local_image import LocalImage
     from smokebox.client.transport import Transport
+    from smokebox.foundation.sse import Event
 
 T = TypeVar("T")
 
@@ -194,17 +202,16 @@ class Images:
         self, body: LoadImage, progress: Callable[[LayerProgress], None] | None
     ) -> ImageInfo | Sequence[str]:
         """Return the loaded image, or the digests that have to be uploaded first."""
-        events = self._transport.events("POST", "/images/load", body=body)
+        events = image_events(self._transport, "/images/load", body)
         async with contextlib.aclosing(events):
             async for event in events:
-                match event.name:
-                    case "missing":
-                        return decode(responses.MissingContents, event.data).digests
-                    case "loaded":
-                        return decode(ImageInfo, event.data)
-                    case "layer" if progress is not None:
-                        progress(decode(LayerProgress, event.data))
-        raise _incomplete()
+                if event.name == "missing":
+                    return decode(responses.MissingContents, event.data).digests
+                if event.name == "loaded":
+                    break
+                if event.name == "layer" and progress is not None:
+                    progress(decode(LayerProgress, event.data))
+        return decode(ImageInfo, event.data)
 
     async def _upload(
         self,
@@ -240,22 +247,38 @@ class Images:
         last: str,
         progress: Callable[[LayerProgress], None] | None,
     ) -> T:
-        events = self._transport.events("POST", path, body=body)
+        events = image_events(self._transport, path, body)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name == last:
-                    return decode(kind, event.data)
+                    break
                 if event.name == "layer" and progress is not None:
                     progress(decode(LayerProgress, event.data))
-        raise _incomplete()
+        return decode(kind, event.data)
 
 
-def _incomplete() -> ServiceUnavailable:
-    return ServiceUnavailable(
-        "the server closed the connection before the image was complete.",
-        hint="Try again: layers that are complete are kept.",
+async def image_events(
+    transport: Transport, path: str, body: object
+) -> AsyncGenerator[Event, None]:
+    """Send a request about an image, and yield its events. The caller stops at the last one.
+
+    Raises:
+        ServiceUnavailable: The connection ended before.
+    """
+    lost: SandboxGone | None = None
+    try:
+        async with contextlib.aclosing(transport.events("POST", path, body=body)) as events:
+            async for event in events:
+                yield event
+    except SandboxGone as error:
+        if not is_connection_lost(error):
+            raise
+        lost = error
+    raise ServiceUnavailable(
+        "the connection to the server ended before the image was complete.",
+        hint="Try again: layers and steps that are complete are kept.",
         service="server",
-    )
+    ) from lost
 
 
 async def with_own_credentials(
