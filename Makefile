@@ -49,7 +49,8 @@ soak: $(VENV)/.installed-dev
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest -s tests/soak
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) \
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \
-		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_unprivileged.py tests/app/test_load.py
+		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_unprivileged.py tests/app/test_load.py \
+		tests/engine/images/build/test_oracle.py
 
 check: lint test
 

@@ -44,8 +44,11 @@ def as_nobody() -> list[str]:
     return [*namespace, "sh", "-c", REMOUNT_CHECKOUT, "sh", str(CHECKOUT), str(closed[-1]), *drop]
 
 
-def rerun_as_nobody(tests: str | Path, selection: str) -> None:
-    """Run the tests that `-k selection` selects as nobody, and assert that they pass."""
+def rerun_as_nobody(tests: str | Path, selection: str, **variables: str) -> None:
+    """Run the tests that `-k selection` selects as nobody, and assert that they pass.
+
+    `variables` are added to their environment.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX) as folder:
         os.chown(folder, NOBODY, NOBODY)
         options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", selection]
@@ -56,6 +59,7 @@ def rerun_as_nobody(tests: str | Path, selection: str) -> None:
                 "PYTHONPATH": LIBRARIES,
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOME": folder,
+                **variables,
             },
             cwd=CHECKOUT,
             capture_output=True,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from engine.images.layer_tools import archive, file
+from engine.images.oci_tools import docker_archive, small_base
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -50,3 +53,26 @@ def test_a_secret_without_a_value_is_named(cli: CommandLine, tmp_path: Path) -> 
     done = cli.run("images", "build", str(tmp_path), "--secret", "id=key,env=NOT_SET_HERE")
     assert done.returncode != 0
     assert "NOT_SET_HERE" in done.stderr
+
+
+def test_a_failed_build_of_a_sandbox_shows_the_output_once(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM host\nRUN echo shown; exit 3\n")
+    done = cli.run("once", "--image", str(tmp_path), "true")
+    assert done.returncode == 1
+    assert done.stderr.count("shown\n") == 1
+    assert "Dockerfile:2: `RUN echo shown; exit 3`: ended with exit code 3" in done.stderr
+
+
+def test_an_image_is_loaded_from_files_and_named(cli: CommandLine, tmp_path: Path) -> None:
+    layers = [small_base(), archive([file("srv/x", b"loaded")])]
+    (tmp_path / "app.tar").write_bytes(docker_archive({"a:1": layers, "b:1": layers}))
+    source = f"archive:{tmp_path}/app.tar"
+    done = cli.run("images", "load", source)
+    assert (done.returncode, "archive:FILE:NAME" in done.stderr) == (1, True)
+    digest = cli.output("images", "load", f"{source}:b:1", "-t", "loaded:1")
+    assert digest.startswith("sha256:")
+    assert cli.output("once", "--image", "loaded:1", "cat /srv/x") == "loaded"
+    assert cli.output("once", "--image", f"{source}:a:1", "cat /srv/x") == "loaded"
+    assert cli.output("once", "--image", digest.strip(), "cat /srv/x") == "loaded"

@@ -32,6 +32,7 @@ from smokebox.client.image_builds import BuildOptions
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.agent_client import AgentEvent, SubmissionResult
 from smokebox.client.transfer import Progress
+from smokebox.client.transport import ImageProgress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import EgressInForce
 from smokebox.limits import ProcessLimits

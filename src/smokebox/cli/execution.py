@@ -116,8 +116,8 @@ def once(
     data = sys.stdin.buffer.read() if stdin else None
 
     async def work(client: Client) -> int:
-        prepared = await prepare_image(client, settings)
-        async with temporary_sandbox(client, prepared) as sandbox:
+        await prepare_image(client, settings)
+        async with temporary_sandbox(client, settings) as sandbox:
             return await print_output(
                 sandbox.exec_stream(parse_command(command), timeout=timeout, stdin=data)
             )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from smokebox.cli.image_progress import ProgressPrinter
 from smokebox.cli.options import Egress, parse_egress_words, parse_limits, parse_pairs
 from smokebox.cli.remote import run_with_client
 from smokebox.errors import BuildFailed, InvalidOption
@@ -15,7 +15,6 @@ from smokebox.errors import BuildFailed, InvalidOption
 if TYPE_CHECKING:
     from smokebox.client.client import Client
     from smokebox.client.settings import SandboxSettings
-    from smokebox.wire.builds import BuildEvent
 
 
 def build(
@@ -48,6 +47,9 @@ def build(
     ] = False,
     mirrors: Annotated[
         bool, typer.Option("--mirrors", help="Use the host's package mirrors in RUN.")
+    ] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="Let every key of the server use the image.")
     ] = False,
     egress: Egress = None,
     limits: Annotated[
@@ -83,6 +85,7 @@ def build(
                 no_cache=no_cache,
                 keep=keep,
                 mirrors=mirrors,
+                share=share,
                 egress=parse_egress_words(egress),
                 limits=parse_limits(limits),
                 timeout=timeout,
@@ -96,86 +99,13 @@ def build(
     return run_with_client(work)
 
 
-async def prepare_image(client: Client, settings: SandboxSettings) -> SandboxSettings:
-    """Build the image of a sandbox with progress, if it is one of files here or a recipe."""
-    from smokebox.client.image import is_local
+async def prepare_image(client: Client, settings: SandboxSettings) -> None:
+    """Build the image of a sandbox with progress, if it is a recipe."""
     from smokebox.client.image_builds import is_recipe
 
     image = settings.get("image")
-    if not isinstance(image, str) or not (is_local(image) or is_recipe(image)):
-        return settings
-    printer = ProgressPrinter("plain")
-    try:
-        digest = await client.builds.build(image, on_event=printer.show)
-    except BuildFailed as error:
-        printer.show_failure(error)
-        raise
-    return settings if is_recipe(image) else {**settings, "image": digest}
-
-
-class ProgressPrinter:
-    """Prints the events of a build to standard error, and with "json" to standard output."""
-
-    def __init__(self, style: str) -> None:
-        self._style = style
-        self._at_line_start = True
-        self._current = 0
-
-    def show(self, event: BuildEvent) -> None:
-        """Print one event."""
-        if self._style == "json":
-            import msgspec
-
-            typer.echo(msgspec.json.encode(event))
-        elif self._style == "plain":
-            self._show_plain(event)
-
-    def show_failure(self, error: BuildFailed) -> None:
-        """Print the end of the output where it was not printed before."""
-        output = str(error.fields.get("output") or "")
-        if self._style != "plain" and output:
-            sys.stderr.write(output if output.endswith("\n") else output + "\n")
-
-    def _show_plain(self, event: BuildEvent) -> None:
-        label = f"[{event.step}/{event.steps}] "
-        match event.kind:
-            case "step":
-                self._line(f"{label if event.step else ''}{_shorten(event.instruction)}")
-            case "output":
-                self._output(event)
-            case "done" if event.cached and event.seconds < 0.5:
-                self._line(f"{label}CACHED" if event.step else "")
-            case "done":
-                self._line(f"{label}DONE {event.seconds:.1f} s")
-            case "warning":
-                self._line(f"warning: {event.data}")
-            case "image" if not event.steps:
-                # A recipe that is known.
-                pass
-            case _:
-                self._line(f"built in {event.seconds:.1f} s")
-
-    def _output(self, event: BuildEvent) -> None:
-        if self._current != event.step:
-            self._line("")
-        self._current = event.step
-        prefix = f"[{event.step}/{event.steps}]   "
-        for line in event.data.splitlines(keepends=True):
-            sys.stderr.write(prefix + line if self._at_line_start else line)
-            self._at_line_start = line.endswith("\n")
-        sys.stderr.flush()
-
-    def _line(self, text: str) -> None:
-        if not self._at_line_start:
-            sys.stderr.write("\n")
-            self._at_line_start = True
-        if text:
-            typer.echo(text, err=True)
-
-
-def _shorten(text: str) -> str:
-    first = text.splitlines()[0] if text else ""
-    return first if len(first) <= 100 else first[:99] + "…"
+    if is_recipe(image):
+        await client.builds.build(image, on_event=ProgressPrinter("plain").show)
 
 
 def _build_args(texts: list[str] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`smokebox images`: list, build, pull, push, inspect, remove and prune images."""
+"""`smokebox images`: list, build, pull, load, push, inspect, remove and prune images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
     from smokebox.types import ImageInfo, LayerProgress
 
-images = subcommands("Build images, pull them from registries, and manage those of the server.")
+images = subcommands("Build images, pull or load them, and manage those of the server.")
 images.command("build")(build)
 
 Name = Annotated[str, typer.Argument(metavar="IMAGE", help="Reference, or digest of an image.")]
@@ -117,6 +117,40 @@ def pull(
                 typer.echo(f"{result.reference}  {format_size(result.image.size)}  {state}")
         if as_json:
             print_json(results)
+
+    return run_with_client(work)
+
+
+@images.command()
+def load(
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="oci:DIR|archive:FILE", help="OCI layout, or archive of `docker save`."
+        ),
+    ],
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", "-t", metavar="NAME", help="Name of the image. Repeatable."),
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Let every key of the server use it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Load an image from local files, and print its digest.
+
+    Only layers that the server lacks are uploaded. Write :NAME behind the path for one of several
+    images.
+    """
+
+    async def work(client: Client) -> None:
+        with layer_bars(image) as update:
+            loaded = await client.images.load(image, names=tag, share=share, progress=update)
+        if as_json:
+            print_json(loaded)
+        else:
+            typer.echo(loaded.digest)
 
     return run_with_client(work)
 

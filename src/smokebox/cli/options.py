@@ -39,7 +39,13 @@ Timeout = Annotated[
 ]
 Stdin = Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input to the command.")]
 Create = Annotated[bool, typer.Option("--create", help="Create the sandbox if it does not exist.")]
-Image = Annotated[str | None, typer.Option(metavar="NAME", help="Image to create it from.")]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Image to create it from: a reference, a Dockerfile's path, oci:DIR, archive:FILE.",
+    ),
+]
 Limits = Annotated[
     str | None,
     typer.Option(

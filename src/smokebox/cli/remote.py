@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from smokebox.cli.output import notice, write_chunk
-from smokebox.errors import NotFound
+from smokebox.errors import BuildFailed, NotFound
 from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run_with_client(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -
     """
     import asyncio
 
+    from smokebox.cli.image_progress import ImageProgressPrinter
     from smokebox.client.client import connect
     from smokebox.foundation.signals import handle_signals
 
@@ -49,7 +50,13 @@ def run_with_client(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -
 
         with handle_signals((signal.SIGTERM, signal.SIGHUP), end):
             async with connect() as client:
-                return await work(client) or 0
+                printer = ImageProgressPrinter()
+                client.watch_images(printer.show_image)
+                try:
+                    return await work(client) or 0
+                except BuildFailed as error:
+                    printer.show_failure(error)
+                    raise
 
     try:
         with asyncio.Runner() as runner:

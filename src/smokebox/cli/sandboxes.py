@@ -90,11 +90,11 @@ def create(
     )
 
     async def work(client: Client) -> None:
-        prepared = await prepare_image(client, settings)
+        await prepare_image(client, settings)
         if id is None:
-            typer.echo((await client.create(**prepared)).id)
+            typer.echo((await client.create(**settings)).id)
         else:
-            typer.echo((await client.sandbox(id).update(**prepared)).id)
+            typer.echo((await client.sandbox(id).update(**settings)).id)
 
     return run_with_client(work)
 

@@ -14,7 +14,7 @@ from smokebox.client.bindings import Binding
 from smokebox.client.image_builds import ImageBuilds
 from smokebox.client.images import Images, with_own_credentials
 from smokebox.client.sandbox import Sandbox, find_class
-from smokebox.client.sandbox_connection import with_built_image
+from smokebox.client.sandbox_connection import with_server_image
 from smokebox.client.server_resources import Backups, Keys, Snapshots
 from smokebox.client.settings import (
     ParsedSettings,
@@ -33,6 +33,8 @@ from smokebox.wire.requests import CreateSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from smokebox.client.transport import ImageProgress
 
 S = TypeVar("S", bound=Sandbox)
 
@@ -59,6 +61,15 @@ class Client:
     def url(self) -> str:
         """Address of the server."""
         return str(self._transport.address)
+
+    def watch_images(self, show: ImageProgress) -> None:
+        """Call a function with the progress of images that sandboxes need.
+
+        Args:
+            show: Gets a `BuildEvent` for an image that is built, and a `LayerProgress` for one that
+                is loaded from files.
+        """
+        self._transport.image_progress = show
 
     @overload
     def sandbox(self, id: str, /, **settings: Unpack[SandboxSettings]) -> Sandbox: ...
@@ -118,7 +129,7 @@ class Client:
             ServiceUnavailable: The server cannot be reached.
         """
         cls, parsed = _resolve("create()", kind or Sandbox, options)
-        settings = await with_built_image(self._transport, parsed.settings)
+        settings = await with_server_image(self._transport, parsed.settings)
         body = msgspec.convert(msgspec.to_builtins(settings), CreateSandbox)
 
         async def send() -> SandboxInfo:

@@ -29,6 +29,9 @@ _REFERENCE = re.compile(r"[^\s$]+")
 
 
 _PREFIX = "declared:"
+FILE_PREFIXES = ("oci:", "archive:")
+"""Prefixes of images that are loaded from files here."""
+
 _declared: dict[str, Image] = {}
 
 
@@ -196,6 +199,23 @@ def _invalid(option: str, value: object, wanted: str) -> InvalidOption:
 def is_local(image: str | None) -> bool:
     """Return True for an image that is built from files here: a path, or one declared in Python."""
     return image is not None and image.startswith((_PREFIX, "./", "../", "/"))
+
+
+def is_image_file(image: str | None) -> bool:
+    """Return True for an image that is loaded from files here: `oci:DIR` or `archive:FILE`."""
+    return image is not None and image.startswith(FILE_PREFIXES)
+
+
+def absolute_image(image: str, directory: str = "") -> str:
+    """Return an image whose path, if it is one of files here, does not depend on a directory.
+
+    A relative one is relative to `directory`, by default the current one.
+    """
+    prefix = next((one for one in FILE_PREFIXES if image.startswith(one)), "")
+    if not prefix and not image.startswith(("./", "../")):
+        return image
+    path = os.path.expanduser(image.removeprefix(prefix))
+    return prefix + os.path.abspath(os.path.join(directory, path))
 
 
 def local_context(image: str) -> BuildContext:

@@ -7,15 +7,16 @@ import contextlib
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, Unpack
 
 from smokebox.client.build_context import BuildContext, read_context
+from smokebox.client.contents import LocalContent, missing_contents, upload_contents
+from smokebox.client.images import image_events
 from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import parse_egress
-from smokebox.errors import InvalidOption, PathError, ServiceUnavailable, from_os_error
+from smokebox.errors import InvalidOption
 from smokebox.limits import limits_to_json
 from smokebox.options import refuse_unknown
 from smokebox.wire.builds import BuildEvent
 from smokebox.wire.codec import decode
-from smokebox.wire.requests import BuildImage, BuildRecipe, FindContents
-from smokebox.wire.responses import MissingContents
+from smokebox.wire.requests import BuildImage, BuildRecipe
 
 if TYPE_CHECKING:
     import os
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from smokebox.client.transport import Transport
     from smokebox.egress.policy import EgressOption
     from smokebox.limits import Limits
-
-_UPLOADS_AT_ONCE = 4
-_CHUNK = 1 << 20
-# Digests of one question to the server.
-_BATCH = 5000
 
 
 class BuildOptions(TypedDict, total=False):
@@ -43,6 +39,7 @@ class BuildOptions(TypedDict, total=False):
         no_cache: Run every step again.
         keep: Leave a sandbox with the files of a RUN that fails; the error names it.
         mirrors: Let RUN use the package mirrors that the server's host is configured for.
+        share: Let every key of the server use the image. For administrators.
         timeout: Seconds for the whole build.
         limits: Limits of each step.
         egress: What RUN and ADD may reach; by default nothing.
@@ -56,6 +53,7 @@ class BuildOptions(TypedDict, total=False):
     no_cache: bool
     keep: bool
     mirrors: bool
+    share: bool
     timeout: float | None
     limits: Limits | str | Mapping[str, object] | None
     egress: EgressOption | None
@@ -109,58 +107,26 @@ class ImageBuilds:
         refuse_unknown("build()", options, BuildOptions.__annotations__)
         if is_recipe(path):
             body: BuildImage | BuildRecipe = _recipe(path, {"file": file, **options})
-            events = self._transport.events("POST", "/builds/recipes", body=body)
+            events = image_events(self._transport, "/builds/recipes", body)
         else:
             context = path
             if not isinstance(context, BuildContext):
                 context = await asyncio.to_thread(read_context, context, file=file)
             body = _body(context, options)
             await self.upload(context)
-            events = self._transport.events("POST", "/builds", body=body)
+            events = image_events(self._transport, "/builds", body)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name in ("progress", "image"):
                     yield decode(BuildEvent, event.data)
                 if event.name == "image":
                     return
-        raise ServiceUnavailable(
-            "the connection to the server ended before the build did.",
-            hint="Build again: finished steps are in the cache.",
-            service="server",
-        )
 
     async def upload(self, context: BuildContext) -> int:
         """Upload the contents that the server lacks, and return their number."""
-        digests = sorted(context.contents)
-        missing: list[str] = []
-        for start in range(0, len(digests), _BATCH):
-            found = await self._transport.request(
-                MissingContents,
-                "POST",
-                "/builds/contents",
-                body=FindContents(digests=digests[start : start + _BATCH]),
-            )
-            missing += found.digests
-        slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
-
-        async def send(digest: str) -> None:
-            async with slots:
-                path = context.contents[digest]
-                await self._transport.request(
-                    type(None),
-                    "PUT",
-                    "/builds/contents",
-                    query={"digest": digest},
-                    data=_chunks(path),
-                    timeout=None,
-                )
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for digest in missing:
-                    group.create_task(send(digest))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        missing = await missing_contents(self._transport, context.contents)
+        contents = {digest: LocalContent(path) for digest, path in context.contents.items()}
+        await upload_contents(self._transport, contents, missing)
         return len(missing)
 
 
@@ -179,18 +145,6 @@ def _recipe(name: str, options: Mapping[str, object]) -> BuildRecipe:
                 value=value,
             )
     return BuildRecipe(recipe=name, no_cache=bool(options.get("no_cache")))
-
-
-async def _chunks(path: str) -> AsyncGenerator[bytes, None]:
-    try:
-        file = await asyncio.to_thread(open, path, "rb")
-        with file:
-            while chunk := await asyncio.to_thread(file.read, _CHUNK):
-                yield chunk
-    except OSError as error:
-        if isinstance(error, PathError):
-            raise
-        raise from_os_error(error, path) from error
 
 
 def _body(context: BuildContext, options: BuildOptions) -> BuildImage:

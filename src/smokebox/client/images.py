@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from smokebox.errors import RegistryError, ServiceUnavailable
+from smokebox.client.contents import upload_contents
+from smokebox.client.http_client import is_connection_lost
+from smokebox.errors import (
+    ImageError,
+    InvalidOption,
+    RegistryError,
+    SandboxGone,
+    ServiceUnavailable,
+)
 from smokebox.types import (
     ImageDetails,
     ImageInfo,
@@ -16,14 +25,19 @@ from smokebox.types import (
 )
 from smokebox.wire import responses
 from smokebox.wire.codec import decode
-from smokebox.wire.requests import PruneImages, PullImage, PushImage, RegistryCredentials
+from smokebox.wire.requests import LoadImage, PruneImages, PullImage, PushImage, RegistryCredentials
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from smokebox.client.local_image import LocalImage
     from smokebox.client.transport import Transport
+    from smokebox.foundation.sse import Event
 
 T = TypeVar("T")
+
+# The server asks again for contents that were removed meanwhile.
+_UPLOAD_ATTEMPTS = 3
 
 
 class Images:
@@ -84,6 +98,54 @@ class Images:
         )
         return await self._work(PulledImage, "/images/pull", body, "pulled", progress)
 
+    async def load(
+        self,
+        image: str,
+        *,
+        names: Sequence[str] | None = None,
+        share: bool = False,
+        progress: Callable[[LayerProgress], None] | None = None,
+    ) -> ImageInfo:
+        """Load an image from files of this machine, so that sandboxes can start from it.
+
+        The server opens none of these files: layers that this key does not have are uploaded.
+
+        Args:
+            image: "oci:DIR" for an OCI layout, "archive:FILE" for what `docker save` wrote; with
+                ":NAME" behind it if there are several images.
+            names: Names of the image, such as "app:latest"; by default those that it has there.
+            share: Let every key of the server use it. For administrators.
+            progress: Called with the progress of each layer.
+
+        Raises:
+            PathError: A file cannot be read.
+            ImageError: The image is damaged or unsafe.
+            NotFound: There is no such image in it, or none for the server's platform.
+        """
+        # Needs parsers that other commands do not.
+        from smokebox.client.local_image import open_image
+
+        async with contextlib.AsyncExitStack() as stack:
+            local = await asyncio.to_thread(stack.enter_context, open_image(image))
+            body = LoadImage(
+                image=image,
+                documents=local.documents,
+                contents=local.contents,
+                reference=local.reference,
+                names=None if names is None else list(names),
+                share=share,
+            )
+            for _ in range(_UPLOAD_ATTEMPTS):
+                found = await self._load(body, progress)
+                if isinstance(found, ImageInfo):
+                    return found
+                await self._upload(local, found, progress)
+        raise ServiceUnavailable(
+            f"the server does not keep what is uploaded of {image}.",
+            hint="Try again; if that does not help, look at the disk of the server.",
+            service="server",
+        )
+
     async def push(
         self,
         image: str,
@@ -136,6 +198,47 @@ class Images:
             PrunedImages, "POST", "/images/prune", body=body, timeout=None
         )
 
+    async def _load(
+        self, body: LoadImage, progress: Callable[[LayerProgress], None] | None
+    ) -> ImageInfo | Sequence[str]:
+        """Return the loaded image, or the digests that have to be uploaded first."""
+        events = image_events(self._transport, "/images/load", body)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.name == "missing":
+                    return decode(responses.MissingContents, event.data).digests
+                if event.name == "loaded":
+                    break
+                if event.name == "layer" and progress is not None:
+                    progress(decode(LayerProgress, event.data))
+        return decode(ImageInfo, event.data)
+
+    async def _upload(
+        self,
+        local: LocalImage,
+        digests: Sequence[str],
+        progress: Callable[[LayerProgress], None] | None,
+    ) -> None:
+        """Upload layers."""
+
+        def report(digest: str, done: int) -> None:
+            if progress is not None:
+                total = local.parts[digest].size or 0
+                name = f"sha256:{digest}"
+                progress(LayerProgress(digest=name, done=done, total=total, state="uploading"))
+
+        try:
+            await upload_contents(self._transport, local.parts, digests, report)
+        except InvalidOption as error:
+            if error.fields.get("option") != "digest":
+                raise
+            raise ImageError(
+                f"a layer of {local.image} is damaged: {error.message}",
+                hint="Copy the whole image again.",
+                reason="mismatch",
+                image=local.image,
+            ) from error
+
     async def _work(
         self,
         kind: type[T],
@@ -144,18 +247,38 @@ class Images:
         last: str,
         progress: Callable[[LayerProgress], None] | None,
     ) -> T:
-        events = self._transport.events("POST", path, body=body)
+        events = image_events(self._transport, path, body)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name == last:
-                    return decode(kind, event.data)
+                    break
                 if event.name == "layer" and progress is not None:
                     progress(decode(LayerProgress, event.data))
-        raise ServiceUnavailable(
-            "the server closed the connection before the image was complete.",
-            hint="Try again: layers that are complete are kept.",
-            service="server",
-        )
+        return decode(kind, event.data)
+
+
+async def image_events(
+    transport: Transport, path: str, body: object
+) -> AsyncGenerator[Event, None]:
+    """Send a request about an image, and yield its events. The caller stops at the last one.
+
+    Raises:
+        ServiceUnavailable: The connection ended before.
+    """
+    lost: SandboxGone | None = None
+    try:
+        async with contextlib.aclosing(transport.events("POST", path, body=body)) as events:
+            async for event in events:
+                yield event
+    except SandboxGone as error:
+        if not is_connection_lost(error):
+            raise
+        lost = error
+    raise ServiceUnavailable(
+        "the connection to the server ended before the image was complete.",
+        hint="Try again: layers and steps that are complete are kept.",
+        service="server",
+    ) from lost
 
 
 async def with_own_credentials(

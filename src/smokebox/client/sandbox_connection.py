@@ -12,8 +12,8 @@ import msgspec
 
 from smokebox.client.handler_channel import HandlerChannel
 from smokebox.client.http_client import is_connection_lost
-from smokebox.client.image import is_local, local_context
-from smokebox.client.images import with_own_credentials
+from smokebox.client.image import is_image_file, is_local, local_context
+from smokebox.client.images import Images, with_own_credentials
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, ServiceUnavailable
 from smokebox.foundation.paths import resolve
@@ -170,9 +170,9 @@ class SandboxConnection:
     async def put(self) -> SandboxInfo:
         """Send the settings to the server, then connect the handlers.
 
-        An image of files here is built first.
+        An image of files here is built or loaded first.
         """
-        settings = await with_built_image(self.transport, self.settings)
+        settings = await with_server_image(self.transport, self.settings)
 
         async def send() -> SandboxInfo:
             return await self.transport.request(
@@ -220,15 +220,22 @@ class SandboxConnection:
             task.exception()
 
 
-async def with_built_image(transport: Transport, settings: S) -> S:
-    """Return settings whose image is one of the server: one of files here is built."""
+async def with_server_image(transport: Transport, settings: S) -> S:
+    """Return settings whose image is one of the server: one of files here is built or loaded."""
     # Most images are names, and need no parser.
+    if is_image_file(settings.image):
+        loaded = await Images(transport).load(
+            settings.image or "", names=(), progress=transport.image_progress
+        )
+        return msgspec.structs.replace(settings, image=loaded.digest)
     if not is_local(settings.image):
         return settings
     from smokebox.client.image_builds import ImageBuilds
 
     context = await asyncio.to_thread(local_context, settings.image or "")
-    digest = await ImageBuilds(transport).build(context, egress=settings.egress)
+    digest = await ImageBuilds(transport).build(
+        context, egress=settings.egress, on_event=transport.image_progress
+    )
     return msgspec.structs.replace(settings, image=digest)
 
 

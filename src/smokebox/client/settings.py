@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import msgspec
 
-from smokebox.client.image import Image
+from smokebox.client.image import Image, absolute_image
 from smokebox.egress.handler import CATCH_ALL, CLIENT, Handler
 from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import Egress, EgressOption, handler_key, moved_options, parse_egress
@@ -24,9 +23,9 @@ class SandboxSettings(TypedDict, total=False):
 
     Attributes:
         image: Root filesystem: "host", a reference to an image such as "python:3.12-slim", the name
-            or digest of an image of the server, "dir:NAME" for a directory of its operator, or one
-            to build: an `Image`, or the path of a Dockerfile or its directory that starts with
-            "./", "../" or "/".
+            or digest of an image of the server, "dir:NAME" for a directory of its operator, one to
+            build: an `Image`, or the path of a Dockerfile or its directory that starts with "./",
+            "../" or "/", or one to load: "oci:DIR" or "archive:FILE".
         tier: Isolation tier: "namespaces" or "gvisor".
         limits: A `Limits`, the name of an instance type, or a mapping with names of `Limits`.
         env: Environment variables of all commands.
@@ -107,9 +106,9 @@ def parse_settings(
     refuse_unknown(where, options, NAMES, moved or moved_options())
     plain = {name: _plain(value) for name, value in options.items()}
     image = plain.get("image")
-    if isinstance(image, str) and image.startswith(("./", "../")):
+    if isinstance(image, str):
         # The working directory may be another one when the sandbox is created.
-        plain["image"] = os.path.abspath(os.path.join(directory or os.getcwd(), image))
+        plain["image"] = absolute_image(image, directory or "")
     handlers: dict[str, Handler] = {}
     if (egress := options.get("egress")) is not None:
         split = split_handlers(parse_egress(egress))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
@@ -43,8 +43,13 @@ if TYPE_CHECKING:
     from smokebox.client.address import Address
     from smokebox.client.handler_channel import HandlerChannel
     from smokebox.client.http_client import ApiWebSocket, HttpClient, StreamedResponse
+    from smokebox.types import LayerProgress
+    from smokebox.wire.builds import BuildEvent
 
 T = TypeVar("T")
+
+ImageProgress: TypeAlias = "Callable[[BuildEvent | LayerProgress], None]"
+"""Called with the progress of an image that a sandbox needs, which is built or loaded."""
 
 REQUEST_SECONDS = 60.0
 _ATTEMPTS = 5
@@ -79,6 +84,7 @@ class Transport:
         self.address = address
         self.http_clients = HttpClients(address, key)
         self.handler_channels: WeakSet[HandlerChannel] = WeakSet()
+        self.image_progress: ImageProgress | None = None
         self._start_server = start_server
         self._prefix = prefix
 

@@ -7,12 +7,14 @@ policy here.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import logging
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from multidict import CIMultiDict
 
@@ -215,13 +217,20 @@ class OutboundCall:
         return self._reply(result)
 
     async def forward(
-        self, request: Request, *, to: str | None = None, trusted: bool = True
+        self,
+        request: Request,
+        *,
+        to: str | None = None,
+        trusted: bool = True,
+        proxy: str = "",
     ) -> Response:
         """Send a request for the handler, and return the response as it arrives.
 
-        Unless `trusted`, the server that `to` names needs a public or granted address.
+        Unless `trusted`, the server that `to` names needs a public or granted address. `proxy` is
+        the URL of an HTTP proxy that the request goes through, with its login.
         """
-        response = await self._untimed(self._send(request, to, trusted=trusted))
+        sending = self._send(request, to, trusted=trusted, proxy=proxy)
+        response = await self._untimed(sending)
         made = Response(_UntimedBody(self, response), response.status, CIMultiDict(response.fields))
         self._forwarded.append((made.body, response))
         return made
@@ -271,10 +280,13 @@ class OutboundCall:
             self._deadline = None
 
     async def _send(
-        self, request: Request, to: str | None, *, trusted: bool = True
+        self, request: Request, to: str | None, *, trusted: bool = True, proxy: str = ""
     ) -> UpstreamResponse:
         """Send the handler's request."""
-        response = await self._context.pool.send(self._edit(request, to, trusted=trusted))
+        edited = self._edit(request, to, trusted=trusted)
+        if proxy:
+            _pass_through_proxy(edited, proxy, trusted=trusted)
+        response = await self._context.pool.send(edited)
         self._responses.append(response)
         if self._secrets and not response.decompress():
             raise EgressFailure(
@@ -419,6 +431,17 @@ def _end_to_end(headers: Mapping[str, str]) -> Fields:
     if problem := find_invalid_field([*fields, ("host", headers.get("host", ""))]):
         raise EgressFailure(f"the handler's message is not valid: {problem}")
     return fields
+
+
+def _pass_through_proxy(request: UpstreamRequest, proxy: str, *, trusted: bool) -> None:
+    """Change a request of plain HTTP to one of a proxy."""
+    parts = urlsplit(proxy)
+    request.target = f"http://{request.host}{request.target}"
+    request.endpoint = Endpoint(parts.hostname or "", parts.port or 80, tls=False, named=trusted)
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        value = f"Basic {base64.b64encode(login).decode()}"
+        request.fields = [*request.fields, ("proxy-authorization", value)]
 
 
 def _split(url: str) -> Url:

@@ -24,6 +24,7 @@ from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.engine.images.registry.pull import RegistryImages, full_access
 from smokebox.engine.images.registry.push import ImagePusher
 from smokebox.engine.images.store import open_store
+from smokebox.engine.images.uploaded_images import UploadedImages
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
 from smokebox.engine.jail.namespaces import NamespaceJailer
@@ -81,6 +82,7 @@ class Host:
         self._builds = Builds(context, self._create_from)
         self._recipes = RecipeImages(self._builds, context.registries)
         context.images.add_source(PREFIX, self._recipes)
+        self._uploads = UploadedImages(context.catalog, self._builds.content)
         # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
         # Holds sandboxes with options that the next call applies.
@@ -215,6 +217,11 @@ class Host:
     def pool(self) -> JailPool:
         """The pool of ready jails."""
         return self._context.pool
+
+    @property
+    def uploads(self) -> UploadedImages:
+        """Images that clients upload from their own files."""
+        return self._uploads
 
     @property
     def builds(self) -> Builds:

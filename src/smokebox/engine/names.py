@@ -211,8 +211,7 @@ def _refuse(option: str, value: object, message: str, hint: str) -> NoReturn:
 
 def check_image_name(name: object) -> str:
     """Return a name to give an image, such as `app:latest` or `registry.test/team/app:1`."""
-    text = name if isinstance(name, str) and len(name) <= 255 else ""
-    if not _IMAGE_NAME.fullmatch(text) or text.partition(":")[0] in _IMAGE_SOURCES:
+    if not isinstance(name, str) or not is_image_name(name):
         raise InvalidOption(
             f"{name!r:.300} is not a name for an image.",
             hint="Use lower-case letters, digits, '.', '_', '-' and '/', and a tag after ':'; the "
@@ -220,4 +219,10 @@ def check_image_name(name: object) -> str:
             option="names",
             value=name,
         )
-    return text
+    return name
+
+
+def is_image_name(name: str) -> bool:
+    """Return whether an image may have a name."""
+    known = len(name) <= 255 and _IMAGE_NAME.fullmatch(name) is not None
+    return known and name.partition(":")[0] not in _IMAGE_SOURCES

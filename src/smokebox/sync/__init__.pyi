@@ -12,6 +12,7 @@ from smokebox.client.build_context import BuildContext
 from smokebox.client.image_builds import BuildOptions
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.transfer import Progress
+from smokebox.client.transport import ImageProgress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import EgressInForce
 from smokebox.limits import ProcessLimits
@@ -512,6 +513,7 @@ class Client:
     ) -> Sandbox: ...
     @property
     def url(self) -> str: ...
+    def watch_images(self, show: ImageProgress) -> None: ...
 
 class AgentClient:
     def __init__(self, url: str, *, key: str | None = None) -> None: ...
@@ -588,6 +590,14 @@ class ImageBuilds:
 class Images:
     def inspect(self, image: str) -> ImageDetails: ...
     def list(self) -> list[ImageInfo]: ...
+    def load(
+        self,
+        image: str,
+        *,
+        names: Sequence[str] | None = None,
+        share: bool = False,
+        progress: Callable[[LayerProgress], None] | None = None,
+    ) -> ImageInfo: ...
     def prune(self, *, unused_for: float = 0.0) -> PrunedImages: ...
     def pull(
         self,

@@ -68,6 +68,7 @@ class BuildImage(Body):
 
     `file` is the name of the Dockerfile in errors. `secrets` are bytes in Base64 by id. `egress`
     is what RUN and ADD may reach. `mirrors` makes the package mirrors of the host known to RUN.
+    `share` lets every key use the image, and needs an administrator's key.
     """
 
     dockerfile: str
@@ -81,6 +82,7 @@ class BuildImage(Body):
     no_cache: bool = False
     keep: bool = False
     mirrors: bool = False
+    share: bool = False
     timeout: Positive | None = None
     limits: Limits | None = None
     egress: dict[str, Any] | list[str] | None = None
@@ -523,6 +525,24 @@ class PullImage(Body):
     credentials: RegistryCredentials | None = None
     share: bool = False
     timeout: Positive | None = None
+
+
+class LoadImage(Body):
+    """An image of the client's own files: an OCI layout, or what `docker save` wrote.
+
+    `image` is its place there, for errors. `documents` are the index, manifests and configurations
+    by their names in the layout, as bytes in Base64, and `contents` the SHA-256 digests of the
+    layers by theirs. `reference` selects one of several images. By default it gets the `names` that
+    it has there. `share` lets every key use it, and
+    needs an administrator's key.
+    """
+
+    image: str
+    documents: dict[str, bytes]
+    contents: dict[str, str] = {}
+    reference: str | None = None
+    names: list[str] | None = None
+    share: bool = False
 
 
 class PushImage(Body):

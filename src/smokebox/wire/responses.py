@@ -30,7 +30,7 @@ class Sandboxes(msgspec.Struct):
 
 
 class MissingContents(msgspec.Struct):
-    """Digests of files that have to be uploaded before a build."""
+    """Digests of files that have to be uploaded before a build or an image is loaded."""
 
     digests: list[str]
 

@@ -27,9 +27,9 @@ from engine.images.layer_tools import (
     tree,
     unpack,
 )
-from smokebox.engine.images import compression
 from smokebox.engine.images.overlay import is_opaque, is_whiteout
 from smokebox.errors import ImageError, LimitReached
+from smokebox.foundation import compression
 from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from smokebox.cli.image_build import ProgressPrinter
+from smokebox.cli.image_progress import ProgressPrinter
 from smokebox.cli.output import report
 from smokebox.cli.project.development import SCAN_SECONDS, scan
 from smokebox.client.bindings import sandbox_bindings

@@ -24,7 +24,7 @@ from smokebox.engine.files.descriptors import (
 )
 from smokebox.engine.files.replacement import NewFile, Replacement, rename_in, temporary_name
 from smokebox.engine.files.rooted_files import DIRECTORY_MODE
-from smokebox.engine.files.tar_format import BrokenTar, Inflater, TarSource, next_member, padded
+from smokebox.engine.files.tar_format import Inflater, TarSource, next_member, padded
 from smokebox.engine.files.trees import lstat
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import (
@@ -37,6 +37,7 @@ from smokebox.errors import (
     Unsupported,
     from_os_error,
 )
+from smokebox.foundation.compression import BrokenTar
 from smokebox.sandbox.local_files import display_name
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import zlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from smokebox.foundation.compression import BrokenTar
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
@@ -162,10 +164,6 @@ def _record(key: bytes, value: bytes) -> bytes:
     if len(b"%d" % (length + digits)) > digits:
         digits += 1
     return b"%d %s=%s\n" % (length + digits, key, value)
-
-
-class BrokenTar(Exception):
-    """The archive is invalid; the message says how. Handled by the readers of archives."""
 
 
 class TarSource:

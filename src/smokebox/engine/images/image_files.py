@@ -21,10 +21,10 @@ from smokebox.engine.files.descriptors import (
     closing,
     path_errors,
 )
-from smokebox.engine.files.tar_format import BrokenTar, TarSource, next_member, padded
-from smokebox.engine.images.compression import decompress
+from smokebox.engine.files.tar_format import TarSource, next_member, padded
 from smokebox.engine.jail.linux import openat2
 from smokebox.errors import ImageError, PathNotFound
+from smokebox.foundation.compression import BrokenTar, decompress
 
 if TYPE_CHECKING:
     import tarfile

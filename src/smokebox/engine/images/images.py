@@ -198,7 +198,7 @@ class Images:
         source: str,
     ) -> ImageInfo:
         config, digests = ImageConfig.from_oci(document.config), diff_ids(document.config)
-        _check(config, digests, document, files.path)
+        check_document(config, digests, document, files.path)
         store = self.catalog.layer_store
         with self.catalog.lease():
             layers: list[StoredLayer] = []
@@ -224,7 +224,10 @@ class Images:
             return await self.inspect(document.digest)
 
 
-def _check(config: ImageConfig, digests: Sequence[str], document: ImageDocument, path: str) -> None:
+def check_document(
+    config: ImageConfig, digests: Sequence[str], document: ImageDocument, path: str
+) -> None:
+    """Raise unless an image on disk is whole and for this machine."""
     if len(digests) != len(document.layers):
         raise ImageError(
             f"the image in {path} is damaged: its configuration names {len(digests)} layers, and "

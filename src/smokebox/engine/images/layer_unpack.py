@@ -13,12 +13,12 @@ import stat as stat_bits
 import tarfile
 from typing import TYPE_CHECKING, TypeVar
 
-from smokebox.engine.files.tar_format import XATTR, BrokenTar, TarSource, next_member, padded
-from smokebox.engine.images.compression import decompress
+from smokebox.engine.files.tar_format import XATTR, TarSource, next_member, padded
 from smokebox.engine.images.layer_writer import CAPABILITY, MAX_ID, LayerWriter, Metadata, unsafe
 from smokebox.engine.images.overlay import INTENDED, OVERLAY
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import ImageError, LimitReached, SmokeboxError, from_os_error
+from smokebox.foundation.compression import BrokenTar, decompress
 from smokebox.sandbox.local_files import display_name
 
 if TYPE_CHECKING:

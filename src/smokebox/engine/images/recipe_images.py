@@ -158,7 +158,7 @@ class RecipeImages:
         file = self.folder / folder / f"{recipe}.Dockerfile"
         mirrors = await asyncio.to_thread(read_mirrors)
         sources = _COMMENT.sub(b"", b"\n".join((await asyncio.to_thread(_apt_sources)).values()))
-        urls = "\n".join([*mirrors.values(), sources.decode(errors="replace")])
+        urls = "\n".join([*mirrors.variables.values(), sources.decode(errors="replace")])
         return BuildRequest(
             dockerfile=await asyncio.to_thread(file.read_text, encoding="utf-8"),
             file=f"{name} ({file.name})",
@@ -167,7 +167,7 @@ class RecipeImages:
             no_cache=no_cache,
             timeout=BUILD_SECONDS,
             egress=await asyncio.to_thread(_egress, set(_ORIGIN.findall(urls))),
-            variables=mirrors,
+            mirrors=mirrors,
             scope=_SCOPE,
             shared=True,
             source=f"{name} on {base}",

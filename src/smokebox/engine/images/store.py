@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from smokebox.engine.images.directory_image import PREFIX, DirectoryImages
 from smokebox.engine.images.host_image import HostImage
 from smokebox.engine.images.image import Layer
+from smokebox.engine.images.image_config import DIGEST
 from smokebox.engine.images.layer_store import LayerStore, make_directory
 from smokebox.engine.images.registry.reference import is_reference
 from smokebox.errors import NotFound
@@ -162,7 +163,7 @@ class ImageStore:
 
     def _source(self, name: str) -> ImageSource:
         prefix, colon, _ = name.partition(":")
-        for key in (name, prefix + colon, *([""] if is_reference(name) else [])):
+        for key in (name, prefix + colon, *([""] if _is_catalogued(name) else [])):
             if key in self._sources:
                 return self._sources[key]
         raise self._unknown(name)
@@ -178,6 +179,11 @@ class ImageStore:
             f"Did you mean {shown[near[0]]!r}?" if near else f"It has: {', '.join(shown.values())}."
         )
         return NotFound(f"the store has no image {name!r}.", hint=hint, kind="image", name=name)
+
+
+def _is_catalogued(name: str) -> bool:
+    """Return whether a name is of an image that a key may have pulled, built or loaded."""
+    return is_reference(name) or DIGEST.fullmatch(name) is not None
 
 
 def _is_live(name: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from typing import TYPE_CHECKING
 
 from smokebox.egress.layers import EgressLayers, split_handlers
 from smokebox.engine.images.build.builds import BuildRequest
-from smokebox.engine.images.build.mirrors import read_mirrors
+from smokebox.engine.images.build.mirrors import Mirrors, read_mirrors
 from smokebox.engine.images.recipe_images import check_recipe
 from smokebox.engine.names import check_image_name
 from smokebox.errors import (
@@ -58,7 +59,7 @@ async def find_contents(call: ApiCall, body: FindContents) -> MissingContents:
     Each key has contents of its own. Those that no build used for a week are removed.
     """
     content = call.host.builds.content
-    return MissingContents(content.missing(body.digests, scope=call.principal.prefix))
+    return MissingContents(content.missing(body.digests, scope=call.principal.image_scope))
 
 
 @endpoint(
@@ -74,7 +75,7 @@ async def put_content(call: ApiCall, query: PutContent) -> None:
         charging() if charging else contextlib.nullcontext() as charge,
         contextlib.aclosing(read_batches(call)) as chunks,
     ):
-        await content.put(query.digest, chunks, scope=call.principal.prefix, charge=charge)
+        await content.put(query.digest, chunks, scope=call.principal.image_scope, charge=charge)
 
 
 @endpoint("POST", "/builds", errors=_ERRORS, returns=sse.MEDIA)
@@ -112,12 +113,14 @@ async def _events(build: AsyncGenerator[BuildEvent, None]) -> AsyncGenerator[byt
 async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
     options = {"limits": body.limits} if body.limits is not None else {}
     checked = check_options(call.principal, {"limits": Limits(), **options}, call.state.settings)
-    layers, variables = EgressLayers(), {}
+    if body.share:
+        call.principal.check_admin()
+    layers, mirrors = EgressLayers(), Mirrors()
     if body.egress is not None:
         split = split_handlers(await allowed_egress(call, body.egress))
         layers = layers.with_settings(split.settings, split.granted)
     if body.mirrors:
-        variables = read_mirrors()
+        mirrors = await asyncio.to_thread(read_mirrors, layers.egress().allowed_hosts or ())
     for name in body.names:
         check_image_name(name)
     return BuildRequest(
@@ -134,9 +137,11 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         timeout=body.timeout,
         limits=parse_limits(checked["limits"]),
         egress=layers,
-        scope=call.principal.prefix,
+        scope=call.principal.image_scope,
+        prefix=call.principal.prefix,
+        shared=body.share,
         check_base=functools.partial(call.state.quotas.check_image, call.principal),
-        variables=variables,
+        mirrors=mirrors,
         charging=call.state.quotas.images(call.principal),
     )
 

@@ -1,4 +1,4 @@
-"""Images of the server: list, inspect, pull, push, remove and prune.
+"""Images of the server: list, inspect, pull, load, push, remove and prune.
 
 Names of images have slashes, so they are in the query or the body, and not in the path.
 """
@@ -11,6 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.registry.reference import is_reference
+from smokebox.engine.images.uploaded_images import ImageUpload
+from smokebox.engine.names import check_image_name
 from smokebox.errors import (
     Conflict,
     DeadlineExceeded,
@@ -29,8 +31,8 @@ from smokebox.server.responses import EventResponse, event
 from smokebox.server.tenancy.ceilings import check_image
 from smokebox.server.tenancy.registry_access import registry_access
 from smokebox.types import ImageDetails, ImageInfo, LayerProgress, PrunedImages, PulledImage
-from smokebox.wire.requests import ImageName, PruneImages, PullImage, PushImage
-from smokebox.wire.responses import Images
+from smokebox.wire.requests import ImageName, LoadImage, PruneImages, PullImage, PushImage
+from smokebox.wire.responses import Images, MissingContents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -49,6 +51,7 @@ _PULL_ERRORS = (
 )
 # As the command line shows digests.
 _SHORT_DIGEST = re.compile(r"sha256:[0-9a-f]{8,63}")
+_LOAD_ERRORS = (InvalidOption, NotFound, ImageError, Forbidden, LimitReached, PathError)
 # At most so often the progress of a layer is sent.
 _INTERVAL = 0.2
 
@@ -90,6 +93,30 @@ async def pull(call: ApiCall, body: PullImage) -> EventResponse:
     if body.share:
         call.principal.check_admin()
     return EventResponse(call, _events(lambda report: _pull(call, body, report), "pulled"))
+
+
+@endpoint("POST", "/images/load", errors=_LOAD_ERRORS, returns=sse.MEDIA)
+async def load(call: ApiCall, body: LoadImage) -> EventResponse:
+    """Load an image from files of the client: an OCI layout, or an archive of `docker save`.
+
+    Events: `missing` with the digests to upload by `PUT /builds/contents` before the same request
+    is sent again; else `layer` with the progress of one layer, and last `loaded` or `error`.
+    """
+    if body.share:
+        call.principal.check_admin()
+    for name in body.names or ():
+        check_image_name(name)
+    upload = ImageUpload(
+        path=body.image,
+        documents=body.documents,
+        contents=body.contents,
+        reference=body.reference,
+        names=None if body.names is None else tuple(body.names),
+        scope=call.principal.image_scope,
+        share=body.share,
+        charging=call.state.quotas.images(call.principal),
+    )
+    return EventResponse(call, _load(call, upload))
 
 
 @endpoint("POST", "/images/push", errors=(*_PULL_ERRORS, Unsupported), returns=sse.MEDIA)
@@ -146,6 +173,21 @@ async def _pull(
     )
 
 
+async def _load(call: ApiCall, upload: ImageUpload) -> AsyncGenerator[bytes, None]:
+    missing: list[str] = []
+
+    async def work(report: Callable[[LayerProgress], None]) -> object:
+        found = await call.host.uploads.load(upload, progress=report)
+        if found.image is None:
+            missing.extend(found.missing)
+            return None
+        return _info(await call.host.images.inspect(found.image.digest, scope=_scope(call)))
+
+    async with contextlib.aclosing(_events(work, "loaded")) as events:
+        async for one in events:
+            yield event("missing", MissingContents(missing)) if missing else one
+
+
 async def _events(
     work: Callable[[Callable[[LayerProgress], None]], Awaitable[object]], last: str
 ) -> AsyncGenerator[bytes, None]:
@@ -199,4 +241,4 @@ def _info(image: EngineImage) -> ImageInfo:
     )
 
 
-ENDPOINTS = [list_all, inspect, pull, push, remove, prune]
+ENDPOINTS = [list_all, inspect, pull, load, push, remove, prune]

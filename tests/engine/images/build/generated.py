@@ -49,10 +49,11 @@ def _archive(rng: random.Random) -> bytes:
 
 
 class Generator:
-    """Writes one Dockerfile."""
+    """Writes one Dockerfile. Without `chown`, no RUN needs more than one id."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, chown: bool = True) -> None:
         self.rng = random.Random(seed)
+        self._chown = chown
         self.files = files(self.rng)
         self._plain = sorted(
             path for path, one in self.files.items()
@@ -104,20 +105,20 @@ class Generator:
 
     def _run(self) -> str:
         rng, name = self.rng, f"/w/made/{self.rng.randrange(4)}"
-        return "RUN " + rng.choice(
-            (
-                f"mkdir -p {name}/deep && echo $v $e > {name}/deep/file",
-                f"rm -rf {name}",
-                f"rm -rf {name}; mkdir -p {name}; touch {name}/again; chmod 3775 {name}",
-                "rm -rf /srv/*; touch /srv/only",
-                f"ln -sf ../x {name}l; chown -h 3:4 {name}l",
-                "test ! -e /home/app || chown -R app:team /home/app",
-                f"touch {name}f; chmod 4755 {name}f; ln -f {name}f {name}hard",
-                "rm -f /var/link; mkdir -p /var/link; touch /var/link/now",
-                "sed -i s/app/pap/ /etc/group; sed -i s/pap/app/ /etc/group",
-                "mv /w /w2 && mkdir /w && mv /w2 /w/old && mkdir -p /w/made",
-            )
+        commands = (
+            f"mkdir -p {name}/deep && echo $v $e > {name}/deep/file",
+            f"rm -rf {name}",
+            f"rm -rf {name}; mkdir -p {name}; touch {name}/again; chmod 3775 {name}",
+            "rm -rf /srv/*; touch /srv/only",
+            f"ln -sf ../x {name}l; chown -h 3:4 {name}l",
+            "test ! -e /home/app || chown -R app:team /home/app",
+            f"touch {name}f; chmod 4755 {name}f; ln -f {name}f {name}hard",
+            "rm -f /var/link; mkdir -p /var/link; touch /var/link/now",
+            "sed -i s/app/pap/ /etc/group; sed -i s/pap/app/ /etc/group",
+            "mv /w /w2 && mkdir /w && mv /w2 /w/old && mkdir -p /w/made",
         )
+        chosen = [one for one in commands if self._chown or "chown" not in one]
+        return f"RUN {rng.choice(chosen)}"
 
     def _env(self) -> str:
         return f"ENV e=${{e:-0}}{self.rng.randrange(9)} v$v='x y'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,6 +55,13 @@ async def test_runs_again_what_depends_on_a_change(
 async def test_runs_every_step_without_the_cache(based: Host) -> None:
     await build(based, TEXT, FILES)
     assert len((await build(based, TEXT, FILES, no_cache=True)).ran) == 2
+
+
+async def test_runs_a_step_once_for_builds_at_the_same_time(based: Host) -> None:
+    text = f"FROM {BASE}\nRUN sleep 0.5; cat /proc/sys/kernel/random/uuid > /id\n"
+    first, second = await asyncio.gather(build(based, text), build(based, text))
+    assert first.digest == second.digest
+    assert len(first.ran) + len(second.ran) == 1
 
 
 async def test_keeps_the_caches_of_scopes_apart(based: Host) -> None:

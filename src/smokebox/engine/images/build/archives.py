@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from smokebox.engine.files.archive_reader import ArchiveReader
 from smokebox.engine.files.descriptors import closing
 from smokebox.engine.files.rooted_files import RootedFiles
-from smokebox.engine.files.tar_format import BrokenTar, Inflater
+from smokebox.engine.files.tar_format import Inflater
 from smokebox.engine.jail.spec import Owner
+from smokebox.foundation.compression import BrokenTar
 from smokebox.types import Extracted
 
 if TYPE_CHECKING:

@@ -394,9 +394,17 @@ class StageBuild:
             found = await cache.find(scope, result) if self._settings.use_cache else None
         hit = found is not None
         if found is None:
-            made = await make()
-            await self._charge(made)
-            found = await cache.add(scope, result, made)
+            turn = (
+                cache.turn(scope, result) if self._settings.use_cache else contextlib.nullcontext()
+            )
+            async with turn:
+                # Another build may have made the same step meanwhile.
+                found = await cache.find(scope, result) if self._settings.use_cache else None
+                hit = found is not None
+                if found is None:
+                    made = await make()
+                    await self._charge(made)
+                    found = await cache.add(scope, result, made)
         if found.key == result != key:
             created_at = found.created_at
             await cache.add(scope, key, found.layers, result=result, created_at=created_at)
@@ -426,9 +434,9 @@ class StageBuild:
         """Add the instruction and its place to errors in the block."""
         try:
             yield
-        except (BuildFailed, InvalidDockerfile):
-            raise
         except SmokeboxError as error:
+            if isinstance(error, (BuildFailed, InvalidDockerfile)) or "line" in error.fields:
+                raise
             message = error.message.rstrip(".")
             raise self._failed(instruction, message, progress, hint=error.hint) from error
 

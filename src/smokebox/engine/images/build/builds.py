@@ -16,6 +16,7 @@ from smokebox.engine.images.build.builder import Builder, BuildServices, BuildSe
 from smokebox.engine.images.build.cache import BuildCache
 from smokebox.engine.images.build.context import ContentStore, ContextTree
 from smokebox.engine.images.build.fetch import fetch
+from smokebox.engine.images.build.mirrors import Mirrors
 from smokebox.engine.images.build.mounts import CacheDirectories
 from smokebox.engine.images.build.parser import parse_dockerfile
 from smokebox.engine.images.build.plan import make_plan
@@ -59,11 +60,12 @@ class BuildRequest:
         timeout: Seconds for the whole build.
         limits: Limits of each step.
         egress: Network policy of RUN and ADD, closed by default.
-        scope: Prefix of the ids of the sandboxes that may use the image. It owns the cache.
+        scope: Owner of the image and the cache, such as a prefix of the ids of sandboxes.
         shared: Let all sandboxes use the image, and its names.
+        prefix: Prefix of the id of the sandbox that `keep` leaves.
         source: Origin of the image in words.
         check_base: Raises for the name of a base image that the build may not use.
-        variables: Environment of commands that is not committed, such as of package mirrors.
+        mirrors: Package mirrors of this host that commands use.
         charging: Counts what is stored against the quota of the caller.
     """
 
@@ -82,9 +84,10 @@ class BuildRequest:
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
     shared: bool = False
+    prefix: str = ""
     source: str = "build"
     check_base: Callable[[str], Awaitable[None]] | None = None
-    variables: dict[str, str] = field(default_factory=dict)
+    mirrors: Mirrors = field(default_factory=Mirrors)
     charging: Charging | None = None
 
 
@@ -190,7 +193,9 @@ class Builds:
             self._layer_store,
             self._caches,
             settings=StepSettings(
-                limits=request.limits, egress=request.egress, variables=request.variables
+                limits=request.limits,
+                egress=request.mirrors.route(request.egress),
+                variables=request.mirrors.variables,
             ),
             secrets=request.secrets,
             scope=request.scope,
@@ -215,7 +220,7 @@ class Builds:
         """Create a sandbox with the files of a failed step, and return its id."""
         image = state.image(source="failed build")
         await self.catalog.put(image, scope=request.scope)
-        id = f"{request.scope}build-{image.digest.rpartition(':')[2][:12]}"
+        id = f"{request.prefix}build-{image.digest.rpartition(':')[2][:12]}"
         await self._create_sandbox(id, image.digest)
         return id
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ from smokebox.engine.images.catalog import LayerReference
 from smokebox.engine.record.rows import BuildStepRow, delete, put
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from smokebox.engine.images.layer_store import LayerStore
     from smokebox.engine.record.record import Record
@@ -37,6 +40,16 @@ class BuildCache:
     def __init__(self, record: Record, layer_store: LayerStore) -> None:
         self._record = record
         self._layer_store = layer_store
+        self._turns: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @contextlib.asynccontextmanager
+    async def turn(self, scope: str, key: str) -> AsyncIterator[None]:
+        """Keep others from making the same step during the block."""
+        lock = self._turns.setdefault((scope, key), asyncio.Lock())
+        async with lock:
+            yield
 
     async def find(self, scope: str, key: str) -> CachedStep | None:
         """Return the step of a key, unless a layer of it is gone."""

@@ -89,7 +89,7 @@ class ContentStore:
             if sha.hexdigest() != digest:
                 raise InvalidOption(
                     f"the content has the digest {sha.hexdigest()}, not {digest}.",
-                    hint="The file changed while it was read: build again.",
+                    hint="The file is damaged, or changed while it was read: try again.",
                     option="digest",
                     value=digest,
                 )
@@ -110,6 +110,18 @@ class ContentStore:
                 kind="content",
                 name=digest,
             ) from None
+
+    def size(self, digest: str, *, scope: str = "") -> int:
+        """Return the size of a content; 0 if it is not stored."""
+        try:
+            return os.stat(self._path(digest, scope)).st_size
+        except FileNotFoundError:
+            return 0
+
+    def remove(self, digest: str, *, scope: str = "") -> None:
+        """Remove a content, if it is stored."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(digest, scope))
 
     def usage(self, *, scope: str = "") -> int:
         """Return the bytes that a scope's contents take."""

@@ -38,7 +38,7 @@ async def fetch(url: str, layers: EgressLayers) -> bytes:
                 raise Forbidden(
                     f"the egress policy of the build does not allow {place.host}",
                     hint=f"Pass egress=Egress(allowed_hosts=[{place.host!r}]) or "
-                    f"--allow-host {place.host}.",
+                    f"--egress {place.host}.",
                 )
             address = verdict.address
             endpoint = Endpoint(

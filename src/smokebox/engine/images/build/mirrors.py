@@ -1,16 +1,28 @@
-"""The package mirrors that the host is configured for, as environment of RUN.
+"""The package mirrors that the host is configured for: pip and npm by variables, apt by handlers.
 
-They are in no layer and no key of the cache. Settings with a password in them, and those that name
-files of the host, are left out.
+They are in no layer and no key of the cache. Of pip and npm, settings with a password in them, and
+those that name files of the host, are left out.
 """
 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
+import socket
 import urllib.parse
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox.egress.pattern import HostPattern, is_public
+from smokebox.engine.images.build.apt_mirrors import AptSettings, read_apt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smokebox.egress.layers import EgressLayers
 
 _PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 _PIP = {
@@ -23,14 +35,62 @@ _NPM_VARIABLE = "npm_config_registry"
 _NPM_REGISTRY = re.compile(r"^\s*registry\s*=\s*(\S+)", re.MULTILINE)
 
 
-def read_mirrors() -> dict[str, str]:
-    """Return variables for pip and npm that name the mirrors of this host."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrors:
+    """The package mirrors of a host.
+
+    Attributes:
+        variables: Environment of RUN, for pip and npm.
+        apt: The settings of apt.
+        addresses: Addresses of hosts that the build allows, where they are not public.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    apt: AptSettings = field(default_factory=AptSettings)
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def route(self, layers: EgressLayers) -> EgressLayers:
+        """Return a build's policy, which leads to the mirrors where it allows their hosts.
+
+        For the operator also at the private addresses and with the logins of this host's
+        configuration. A tenant needs a grant for such an address, and gets no login.
+        """
+        policy, settings, operator = layers.egress(), dict(layers.settings), layers.granted is None
+        handlers = {
+            name: handler
+            for name, handler in self.apt.handlers(logins=operator).items()
+            if policy.decide(name, 80).action == "forward"
+        }
+        if handlers:
+            own = settings.get("outbound_by_host", {})
+            settings["outbound_by_host"] = {**handlers, **own}
+        if operator and self.addresses:
+            settings["hosts"] = {**self.addresses, **settings.get("hosts", {})}
+        return layers.with_settings(settings, layers.granted)
+
+
+def read_mirrors(allowed: Iterable[str] = ()) -> Mirrors:
+    """Read the mirrors of this host, and look up the hosts that a build allows. Blocks."""
     variables = _pip()
     # npm reads both spellings.
     registry = os.environ.get("NPM_CONFIG_REGISTRY") or os.environ.get(_NPM_VARIABLE) or _npm()
     if registry and _is_plain(registry):
         variables[_NPM_VARIABLE] = registry
-    return variables
+    return Mirrors(variables=variables, apt=read_apt(), addresses=_private_addresses(allowed))
+
+
+def _private_addresses(hosts: Iterable[str]) -> dict[str, str]:
+    """Return the addresses of those hosts that this host does not have at a public one."""
+    found = {}
+    for pattern in (HostPattern.parse("allowed_hosts", host) for host in hosts):
+        if not pattern.exact:
+            continue
+        with contextlib.suppress(OSError):
+            answers = socket.getaddrinfo(pattern.text, None, type=socket.SOCK_STREAM)
+            address = str(answers[0][4][0])
+            if not is_public(address):
+                found[pattern.text] = address
+    return found
 
 
 def _pip() -> dict[str, str]:

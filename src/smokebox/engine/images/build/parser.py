@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 from e2b_dockerfile_utils import (
     DockerfileSyntaxError,
@@ -17,7 +17,7 @@ from e2b_dockerfile_utils import (
     parse_heredoc,
 )
 
-from smokebox.engine.images.build.flags import Flags, parse_duration
+from smokebox.engine.images.build.flags import Flags, parse_duration, parse_mount
 from smokebox.engine.images.build.instructions import (
     Arg,
     Cmd,
@@ -140,6 +140,13 @@ def _convert(source: DockerfileInstruction, file: str) -> Instruction:
     return _CONVERTERS[source.name](converted)
 
 
+class _Place(TypedDict):
+    """The fields that all instructions have."""
+
+    line: int
+    text: str
+
+
 class _Converter:
     """Converts one instruction of the syntax tree."""
 
@@ -149,6 +156,7 @@ class _Converter:
         self.file = file
         self.line = source.start_line
         self.text = source.original.strip()
+        self.place = _Place(line=self.line, text=self.text)
         self.flags = flags
         self.heredocs = tuple(
             Heredoc(name=one.name, content=one.content, chomp=one.chomp, expand=one.expand)
@@ -187,8 +195,7 @@ class _Converter:
         if name and not re.fullmatch(r"[a-z][a-z0-9._-]*", name):
             self.fail(f"{args[2]!r} is not a valid name of a stage", "Use letters, digits and -_.")
         return From(
-            line=self.line,
-            text=self.text,
+            **self.place,
             base=args[0],
             name=name,
             platform=self.flags.get("platform"),
@@ -203,7 +210,7 @@ class _Converter:
             if not name:
                 self.fail("ARG needs a name before '='")
             names.append((name, value if equals else None))
-        return Arg(line=self.line, text=self.text, names=tuple(names))
+        return Arg(**self.place, names=tuple(names))
 
     def run(self) -> Run:
         if not self.args or not self.args[0]:
@@ -225,9 +232,12 @@ class _Converter:
             )
         if network not in ("default", "none"):
             self.fail(f"--network is default or none, not {network!r}")
+        for text in self.flags.all("mount"):
+            # One with variables is checked when they are known.
+            if "$" not in text:
+                parse_mount(self.file, self.line, text)
         return Run(
-            line=self.line,
-            text=self.text,
+            **self.place,
             command=self.command(),
             heredocs=self.heredocs,
             mounts=self.flags.all("mount"),
@@ -257,8 +267,7 @@ class _Converter:
             if add and _is_git(source):
                 self.refuse("ADD of a git repository", _GIT_REASON, _GIT_HINT)
         return Copy(
-            line=self.line,
-            text=self.text,
+            **self.place,
             sources=tuple(self.args[:-1]),
             destination=self.args[-1],
             stage=flags.get("from"),
@@ -274,37 +283,37 @@ class _Converter:
         )
 
     def workdir(self) -> Workdir:
-        return Workdir(line=self.line, text=self.text, path=self.argument())
+        return Workdir(**self.place, path=self.argument())
 
     def user(self) -> User:
-        return User(line=self.line, text=self.text, user=self.argument())
+        return User(**self.place, user=self.argument())
 
     def shell(self) -> Shell:
         if not self.json or not self.args:
             self.fail("SHELL takes a list of words", 'Write SHELL ["/bin/bash", "-c"].')
-        return Shell(line=self.line, text=self.text, words=tuple(self.args))
+        return Shell(**self.place, words=tuple(self.args))
 
     def cmd(self) -> Cmd:
-        return Cmd(line=self.line, text=self.text, command=self.command())
+        return Cmd(**self.place, command=self.command())
 
     def entrypoint(self) -> Entrypoint:
-        return Entrypoint(line=self.line, text=self.text, command=self.command())
+        return Entrypoint(**self.place, command=self.command())
 
     def env(self) -> Env:
-        return Env(line=self.line, text=self.text, pairs=self.pairs())
+        return Env(**self.place, pairs=self.pairs())
 
     def label(self) -> Label:
-        return Label(line=self.line, text=self.text, pairs=self.pairs())
+        return Label(**self.place, pairs=self.pairs())
 
     def expose(self) -> Expose:
         if not self.args:
             self.fail("EXPOSE needs a port")
-        return Expose(line=self.line, text=self.text, ports=tuple(self.args))
+        return Expose(**self.place, ports=tuple(self.args))
 
     def healthcheck(self) -> Healthcheck:
         kind = self.args[0].upper() if self.args else ""
         if kind == "NONE" and len(self.args) == 1:
-            return Healthcheck(line=self.line, text=self.text, command=None)
+            return Healthcheck(**self.place, command=None)
         if kind != "CMD" or len(self.args) < 2:
             self.fail("HEALTHCHECK takes CMD with a command, or NONE")
         times = {
@@ -317,18 +326,18 @@ class _Converter:
                 self.fail(f"--retries={retries} is not a number")
             times["retries"] = int(retries)
         command = Command(words=tuple(self.args[1:]), shell=not self.json)
-        return Healthcheck(line=self.line, text=self.text, command=command, times=times)
+        return Healthcheck(**self.place, command=command, times=times)
 
     def stop_signal(self) -> StopSignal:
-        return StopSignal(line=self.line, text=self.text, signal=self.argument())
+        return StopSignal(**self.place, signal=self.argument())
 
     def volume(self) -> Volume:
         if not self.args or not all(self.args):
             self.fail("VOLUME needs a path")
-        return Volume(line=self.line, text=self.text, paths=tuple(self.args))
+        return Volume(**self.place, paths=tuple(self.args))
 
     def maintainer(self) -> Maintainer:
-        return Maintainer(line=self.line, text=self.text, name=self.argument())
+        return Maintainer(**self.place, name=self.argument())
 
     def onbuild(self) -> Onbuild:
         # The parser drops the arguments of this one.
@@ -337,7 +346,7 @@ class _Converter:
         if not trigger or name in _NO_TRIGGER:
             self.fail(f"ONBUILD cannot have {name or 'no instruction'}")
         parse_trigger(trigger, file=self.file, line=self.line)
-        return Onbuild(line=self.line, text=self.text, trigger=trigger)
+        return Onbuild(**self.place, trigger=trigger)
 
 
 _GIT_REASON = "builds do not clone repositories"

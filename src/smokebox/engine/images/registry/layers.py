@@ -12,26 +12,32 @@ import contextlib
 import hashlib
 import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import msgspec
 
-from smokebox.engine.files.tar_format import BrokenTar
-from smokebox.engine.images.compression import decompress
 from smokebox.engine.images.layer_store import MAX_LAYER_BYTES
 from smokebox.engine.images.registry.manifests import Manifest
 from smokebox.errors import ImageError
+from smokebox.foundation.compression import BrokenTar, decompress
 from smokebox.foundation.registry_names import explicit_registry
 from smokebox.types import LayerProgress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from smokebox.engine.images.catalog import CatalogImage, ImageCatalog
     from smokebox.engine.images.layer_store import LayerStore, StoredLayer
-    from smokebox.engine.images.registry.client import RegistryClient
     from smokebox.engine.images.registry.manifests import Descriptor
     from smokebox.engine.images.usage import Charge
+    from smokebox.errors import SmokeboxError
     from smokebox.types import LayerState
 
 _PIECE = 1 << 20
@@ -89,8 +95,22 @@ def known_blobs(image: CatalogImage, layer_store: LayerStore) -> dict[str, Descr
     return found
 
 
+class BlobSource(Protocol):
+    """The place that an image comes from: a registry, or contents that a client uploaded."""
+
+    image: str
+
+    def stream(self, descriptor: Descriptor) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a blob."""
+        ...
+
+    def mismatch(self, part: str, digest: str) -> SmokeboxError:
+        """Return the error for content that is not what its digest says."""
+        ...
+
+
 class LayerPull:
-    """The pull of one layer.
+    """The pull of one layer from a source.
 
     Args:
         below: The diff_ids of the layers below it, the lowest first.
@@ -100,7 +120,7 @@ class LayerPull:
 
     def __init__(
         self,
-        client: RegistryClient,
+        source: BlobSource,
         layer_store: LayerStore,
         blob: Descriptor,
         diff_id: str,
@@ -108,7 +128,7 @@ class LayerPull:
         report: Callable[[LayerProgress], None],
         charge: Charge | None = None,
     ) -> None:
-        self._client = client
+        self._source = source
         self._layer_store = layer_store
         self._blob = blob
         self._diff_id = diff_id
@@ -148,7 +168,7 @@ class LayerPull:
 
     async def _chunks(self, state: LayerState) -> AsyncIterator[bytes]:
         self._set(state=state, done=0)
-        async with contextlib.aclosing(self._client.stream(self._blob)) as pieces:
+        async with contextlib.aclosing(self._source.stream(self._blob)) as pieces:
             async for piece in pieces:
                 self._set(done=self._progress.done + len(piece))
                 yield piece
@@ -164,10 +184,10 @@ class LayerPull:
             await asyncio.to_thread(file.seek, 0)
             blob, content = await asyncio.to_thread(_digests, file)
         if blob != self._blob.digest:
-            raise self._client.mismatch("a layer", self._blob.digest)
+            raise self._source.mismatch("a layer", self._blob.digest)
         if content != self._diff_id:
             raise ImageError(
-                f"a layer of {self._client.image} is not the one that its configuration names.",
+                f"a layer of {self._source.image} is not the one that its configuration names.",
                 hint="The image is damaged: push it again.",
                 reason="mismatch",
                 image=self._blob.digest,

@@ -14,8 +14,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from smokebox.engine.images.catalog import SHARED
+from smokebox.engine.images.catalog import SHARED, unknown
 from smokebox.engine.images.image import diff_ids
+from smokebox.engine.images.image_config import DIGEST
 from smokebox.engine.images.platforms import host_platform
 from smokebox.engine.images.registry.access import RegistryAccess, RegistrySettings
 from smokebox.engine.images.registry.client import RegistryClient
@@ -107,6 +108,12 @@ class RegistryImages:
     async def get(self, name: str, *, scope: str | None = None) -> Image:
         """Return the image of a reference for a sandbox that starts; pull it if needed."""
         access = self._access_of(name, scope)
+        # A key may have images that are not granted by the prefix of its sandboxes.
+        known = await self._find(name, access.scope)
+        if known is not None:
+            return await self._catalog.load(known, name)
+        if DIGEST.fullmatch(name):
+            raise unknown(name)
         try:
             result = await self.pull(name, access, policy="missing")
         except (NotFound, RegistryError) as error:

@@ -1,4 +1,4 @@
-"""Decompression of layers, a bounded amount at a time. Their first bytes tell the format.
+"""Decompression of archives, a bounded amount at a time. Their first bytes tell the format.
 
 gzip is decompressed by `isal`, if it is installed, in 40 % of zlib's time.
 """
@@ -9,10 +9,6 @@ import functools
 import zlib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
-
-import zstandard
-
-from smokebox.engine.files.tar_format import BrokenTar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +21,10 @@ _ZSTD_SKIPPABLE = tuple(bytes([0x50 + n, 0x2A, 0x4D, 0x18]) for n in range(16))
 _LONGEST_MAGIC = 4
 # What the zstd command accepts by default.
 _MAX_WINDOW = 1 << 27
+
+
+class BrokenTar(Exception):
+    """The archive is invalid; the message says how. Handled by the readers of archives."""
 
 
 class _Inflate(Protocol):
@@ -97,6 +97,9 @@ def _gzip_library() -> _Library:
 
 
 def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    # Not in the sandboxes and commands that only need the error.
+    import zstandard
+
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     # Unlike decompressobj(), this limits what one call gives: a few bytes can be gigabytes.
     source: Any = _Source(chunks)
