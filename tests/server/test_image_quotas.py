@@ -275,3 +275,18 @@ async def test_digest_needs_a_name_that_the_ceiling_allows(
         digest = digests[1][-8:]
         wide_create = wide.put(f"/api/sandboxes/acme-{digest}", json={"image": digests[1]})
         assert (await fetch(wide_create)).status == 200
+
+
+async def test_a_key_starts_what_it_built_on_an_image_of_its_profile(
+    server: RunningServer,
+) -> None:
+    async with client(server, "alice", profile="narrow") as alice:
+        built = await events(alice, "/api/builds", {"dockerfile": "FROM host\nENV a=1\n"})
+        body = {"image": built["digest"]}
+        async with alice.put("/api/sandboxes/alice-box", json=body) as response:
+            assert response.status in (200, 201), await response.text()
+    async with (
+        client(server, "bob", profile="narrow") as bob,
+        bob.put("/api/sandboxes/bob-box", json=body) as response,
+    ):
+        assert response.status in (403, 404)

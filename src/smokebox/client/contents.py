@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.errors import PathError, from_os_error
-from smokebox.wire.requests import FindContents
+from smokebox.wire.build_requests import FindContents
 from smokebox.wire.responses import MissingContents
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from smokebox.egress.policy import parse_egress
 from smokebox.errors import InvalidOption
 from smokebox.limits import limits_to_json
 from smokebox.options import refuse_unknown
+from smokebox.wire.build_requests import BuildImage, BuildRecipe
 from smokebox.wire.builds import BuildEvent
 from smokebox.wire.codec import decode
-from smokebox.wire.requests import BuildImage, BuildRecipe
 
 if TYPE_CHECKING:
     import os

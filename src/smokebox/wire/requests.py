@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from smokebox.wire.builds import ContextEntry
-
 Command = str | list[str]
 Limits = str | dict[str, Any]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -49,50 +47,6 @@ class CreateSandbox(Settings):
     """A sandbox to create. Without `id` it gets a random one."""
 
     id: str | None = None
-
-
-class FindContents(Body):
-    """SHA-256 digests of files of a build context, in hexadecimal."""
-
-    digests: list[str]
-
-
-class PutContent(Query):
-    """The SHA-256 digest of the content in the body, in hexadecimal."""
-
-    digest: str
-
-
-class BuildImage(Body):
-    """A Dockerfile to build, with the entries of its context, whose contents were uploaded.
-
-    `file` is the name of the Dockerfile in errors. `secrets` are bytes in Base64 by id. `egress`
-    is what RUN and ADD may reach. `mirrors` makes the package mirrors of the host known to RUN.
-    `share` lets every key use the image, and needs an administrator's key.
-    """
-
-    dockerfile: str
-    file: str = "Dockerfile"
-    context: list[ContextEntry] = []
-    names: list[str] = []
-    build_args: dict[str, str] = {}
-    target: str | None = None
-    platform: str | None = None
-    secrets: dict[str, bytes] = {}
-    no_cache: bool = False
-    keep: bool = False
-    mirrors: bool = False
-    share: bool = False
-    timeout: Positive | None = None
-    limits: Limits | None = None
-    egress: dict[str, Any] | list[str] | None = None
-
-
-class BuildRecipe(Body):
-    """A recipe to build, such as `recipe:python`. `no_cache` builds a known one again."""
-
-    recipe: str
-    no_cache: bool = False
 
 
 class ListSandboxes(Query):

@@ -266,6 +266,11 @@ class ImageCatalog:
         rows = await self._record.rows(ImageGrantRow, digest)
         return any(_matches(row.scope, scope) for row in rows)
 
+    async def is_owned(self, digest: str, scope: str) -> bool:
+        """Return whether an image was granted to exactly this scope."""
+        rows = await self._record.rows(ImageGrantRow, digest)
+        return any(row.scope == scope for row in rows)
+
     async def touch(self, digest: str) -> None:
         """Record that a sandbox was created from an image at this moment."""
         if DIGEST.fullmatch(digest):

@@ -30,7 +30,7 @@ from smokebox.server.endpoint import BYTES, ApiCall, endpoint
 from smokebox.server.responses import EventResponse, event, read_batches
 from smokebox.server.routes.network import allowed_egress
 from smokebox.server.tenancy.ceilings import check_options
-from smokebox.wire.requests import BuildImage, BuildRecipe, FindContents, PutContent
+from smokebox.wire.build_requests import BuildImage, BuildRecipe, FindContents, PutContent
 from smokebox.wire.responses import MissingContents
 
 if TYPE_CHECKING:

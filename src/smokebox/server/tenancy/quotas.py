@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from smokebox.tenancy.principal import Principal
     from smokebox.tenancy.profile import Profile
 
+# Of images that clients build or load.
+_OWN_SOURCES = ("build", "failed build", "oci", "archive")
 _FORMATS = {"total_memory": binary_size, "total_disk": decimal_size, "total_images": decimal_size}
 
 
@@ -87,9 +89,16 @@ class Quotas:
     async def check_image(self, principal: Principal, image: str) -> None:
         """Raise `Forbidden` for an image that the profile does not allow by any of its names."""
         check_image(principal, image, self._settings)
-        if is_digest(image):
+        if is_digest(image) and not await self._is_own(principal, image):
             names = await self.host.images.catalog.names(image, scope=principal.image_scope)
             check_image_names(principal, image, names, self._settings)
+
+    async def _is_own(self, principal: Principal, digest: str) -> bool:
+        """Return whether a key made an image itself: its bases were checked when it was built."""
+        catalog, scope = self.host.images.catalog, principal.image_scope
+        found = await catalog.find(digest, scope=scope)
+        made = found is not None and found.source in _OWN_SOURCES
+        return made and await catalog.is_owned(digest, scope)
 
     @contextlib.asynccontextmanager
     async def resize(

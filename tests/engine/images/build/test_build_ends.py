@@ -177,3 +177,14 @@ def steps(home: Path) -> int:
     with sqlite3.connect(f"file:{home}/record.db?mode=ro", uri=True) as connection:
         [(count,)] = connection.execute("SELECT count(*) FROM build_steps")
     return int(count) + len(os.listdir(home / "boxes"))
+
+
+async def test_a_failure_stays_the_error_if_no_sandbox_can_be_kept(based: Host) -> None:
+    async def full(id: str, image: str) -> None:
+        raise LimitReached("the quota sandboxes is used up.", hint="Destroy one.")
+
+    based.builds._create_sandbox = full
+    with pytest.raises(BuildFailed, match="exit code 7") as caught:
+        await build(based, f"FROM {BASE}\nRUN echo seen; exit 7\n", keep=True)
+    assert caught.value.hint == "No sandbox was kept: the quota sandboxes is used up. Destroy one."
+    assert (caught.value.output, caught.value.sandbox) == ("seen\n", None)

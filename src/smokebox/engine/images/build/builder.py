@@ -316,16 +316,20 @@ class StageBuild:
             charge.add(max(0, await self._services.runner.cache_usage() - before))
         if outcome.exit_code == 0:
             return outcome.layers
-        sandbox = ""
+        sandbox, hint = "", ""
         if keep is not None:
-            await self._charge(outcome.layers)
-            state = replace(self.state, layers=(*outcome.layers, *self._state.layers))
-            sandbox = await keep(state)
+            try:
+                await self._charge(outcome.layers)
+                state = replace(self.state, layers=(*outcome.layers, *self._state.layers))
+                sandbox = await keep(state)
+            except SmokeboxError as error:
+                # What failed first is the command.
+                hint = f"No sandbox was kept: {error.message} {error.hint}".rstrip()
         raise self._failed(
             instruction,
             f"ended with exit code {outcome.exit_code}",
             progress,
-            hint=_hint(outcome.exit_code, sandbox),
+            hint=hint or _hint(outcome.exit_code, sandbox),
             exit_code=outcome.exit_code,
             sandbox=sandbox or None,
         )
