@@ -1,8 +1,8 @@
 """The apt settings of this host for builds: mirrors of its distribution, their logins, and a proxy.
 
 A step asks for the archives of its distribution as its image names them, such as
-`http://deb.debian.org/debian`. An egress handler sends that to the mirror of this host, with the
-login, so that neither enters the sandbox. Which hosts a step reaches is decided before, by the
+`http://debian.example.com/debian`. An egress handler sends that to the mirror of this host, with
+the login, so that neither enters the sandbox. Which hosts a step reaches is decided before, by the
 build's policy.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import urllib.parse
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from smokebox.egress.builtin_handlers import BuiltinHandler
 from smokebox.egress.message import Request
@@ -33,31 +33,15 @@ _PROXY_SECONDS = 5.0
 _PROXY = "Acquire::http::Proxy"
 
 
-class _Archive(NamedTuple):
-    """An archive of a distribution: the names of its servers, and its path there."""
-
-    hosts: tuple[str, ...]
-    path: str
-
-
-# By distribution: the main archive, and that of security updates.
-_ARCHIVES = {
-    "debian": (
-        _Archive(("deb.debian.org", "ftp.debian.org", "http.debian.net"), "/debian"),
-        _Archive(("deb.debian.org", "security.debian.org"), "/debian-security"),
-    ),
-    "ubuntu": (
-        _Archive(("archive.ubuntu.com", "security.ubuntu.com"), "/ubuntu"),
-        _Archive(("security.ubuntu.com",), "/ubuntu"),
-    ),
-}
+# Paths of the main archive and of security updates, on any server of a distribution.
+_ARCHIVES = {"debian": ("/debian", "/debian-security"), "ubuntu": ("/ubuntu", "/ubuntu")}
+_CONTENT = ("/dists/", "/pool/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AptMirror:
     """Where the requests for an archive go: a URL, with the value of an Authorization header."""
 
-    host: str
     path: str
     url: str
     authorization: str = field(default="", repr=False)
@@ -65,33 +49,23 @@ class AptMirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AptSettings:
-    """The apt settings of a host. `proxy` is the URL of an HTTP proxy, with its login.
-
-    `hosts` are the servers of the archives, which a step may ask for.
-    """
+    """The apt settings of a host. `proxy` is the URL of an HTTP proxy, with its login."""
 
     mirrors: tuple[AptMirror, ...] = ()
     proxy: str = field(default="", repr=False)
-    hosts: tuple[str, ...] = ()
 
-    def handlers(self, *, logins: bool) -> dict[str, AptHandler]:
-        """Return a handler for each server whose requests go elsewhere, by its name."""
+    def handler(self, *, logins: bool) -> AptHandler | None:
+        """Return a handler for servers of archives; None if their requests go nowhere else."""
         mirrors, proxy = self.mirrors, self.proxy
         if not logins:
             mirrors = tuple(replace(one, authorization="") for one in mirrors)
             scheme, _, rest = proxy.partition("://")
             proxy = proxy and f"{scheme}://{rest.rpartition('@')[2]}"
-        names = {mirror.host for mirror in mirrors}
-        if proxy:
-            names.update(self.hosts)
-        return {
-            name: AptHandler([one for one in mirrors if one.host == name], proxy)
-            for name in sorted(names)
-        }
+        return AptHandler(mirrors, proxy) if mirrors or proxy else None
 
 
 class AptHandler(BuiltinHandler):
-    """Sends the requests for one server of archives to the mirror, and through the proxy."""
+    """Sends the requests for archives to the mirror, and through the proxy."""
 
     def __init__(self, mirrors: Sequence[AptMirror], proxy: str) -> None:
         super().__init__("apt_mirror")
@@ -108,8 +82,9 @@ class AptHandler(BuiltinHandler):
         url = urllib.parse.urlsplit(request.url)
         target, to = request, f"{url.scheme}://{url.netloc}"
         for mirror in self._mirrors:
-            if url.path == mirror.path or url.path.startswith(mirror.path + "/"):
-                rest = url._replace(path=url.path[len(mirror.path) :] or "/")
+            rest_of_path = url.path.removeprefix(mirror.path)
+            if url.path.startswith(mirror.path) and rest_of_path.startswith(_CONTENT):
+                rest = url._replace(path=rest_of_path)
                 target = Request(request.method, rest.geturl(), request.headers, request.body)
                 if mirror.authorization:
                     target.headers["Authorization"] = mirror.authorization
@@ -117,7 +92,7 @@ class AptHandler(BuiltinHandler):
                 break
         # A proxy would see only a tunnel of TLS.
         proxy = self._proxy if to.startswith("http://") else ""
-        if target is request and not proxy:
+        if target is request:
             return request
         return await context.forward(target, to=to, proxy=proxy)
 
@@ -130,28 +105,19 @@ def read_apt(root: str = "/") -> AptSettings:
     if archives is None or not codename:
         return AptSettings()
     logins, mirrors = _logins(root), list[AptMirror]()
-    hosts = {name for archive in archives for name in archive.hosts}
     for url, suite in _sources(root):
         if suite.partition("-")[0] != codename:
             continue
         main, security = archives
-        archive = security if suite.endswith("-security") else main
+        path = security if suite.endswith("-security") else main
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             continue
-        hosts.add(parts.hostname)
         plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         login = _inline_login(parts) or _find_login(logins, parts)
-        if parts.hostname in archive.hosts and not login and parts.port is None:
-            # The archive itself.
-            continue
-        known = {(one.host, one.path) for one in mirrors}
-        mirrors += [
-            AptMirror(host=name, path=archive.path, url=plain, authorization=login)
-            for name in archive.hosts
-            if (name, archive.path) not in known
-        ]
-    return AptSettings(mirrors=tuple(mirrors), proxy=_proxy(), hosts=tuple(sorted(hosts)))
+        if path not in {one.path for one in mirrors}:
+            mirrors.append(AptMirror(path=path, url=plain, authorization=login))
+    return AptSettings(mirrors=tuple(mirrors), proxy=_proxy())
 
 
 def _os_release(root: str) -> dict[str, str]:

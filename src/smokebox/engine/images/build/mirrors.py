@@ -56,10 +56,12 @@ class Mirrors:
         configuration. A tenant needs a grant for such an address, and gets no login.
         """
         policy, settings, operator = layers.egress(), dict(layers.settings), layers.granted is None
+        handler = self.apt.handler(logins=operator)
+        names = [HostPattern.parse("allowed_hosts", one) for one in policy.allowed_hosts or ()]
         handlers = {
-            name: handler
-            for name, handler in self.apt.handlers(logins=operator).items()
-            if policy.decide(name, 80).action == "forward"
+            one.text: handler
+            for one in names
+            if handler is not None and policy.decide(one.text, 80).action == "forward"
         }
         if handlers:
             own = settings.get("outbound_by_host", {})
