@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.spec import Enforcement
     from smokebox.limits import Limits
 
-FREEZE_SECONDS = 2.0
+# Processes stop when they get the CPU, which takes long on a busy one.
+FREEZE_SECONDS = 10.0
 KILL_SECONDS = 5.0
 REMOVE_SECONDS = 2.0
 
