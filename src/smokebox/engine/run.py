@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from smokebox.engine.images.users import User, lookup
+from smokebox.engine.images.users import ImageUser, lookup
 from smokebox.engine.jail import guest_init
 from smokebox.engine.names import check_user
 from smokebox.errors import (
@@ -51,7 +51,7 @@ DESTROYED = "it was destroyed"
 EXPIRED = "its lifetime was over"
 STOPPED = "the engine was stopped"
 
-ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
+ROOT = ImageUser(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
 
 
 async def _allow_programs() -> None:
@@ -73,7 +73,7 @@ class Program:
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: str
-    user: User
+    user: ImageUser
     rlimits: dict[int, int]
 
     def pack(self, verb: bytes, *, timeout: float | None = None) -> bytes:
@@ -184,7 +184,7 @@ class Run:
             rlimits={} if limits is None else parse_process_limits(limits).rlimits(),
         )
 
-    def host_ids(self, user: User) -> tuple[int, int] | None:
+    def host_ids(self, user: ImageUser) -> tuple[int, int] | None:
         """Return the uid and gid of a user on the host; None for those of the engine."""
         owner = self.jail.owner
         return None if owner.count == 1 else (owner.uid + user.uid, owner.gid + user.gid)
@@ -256,7 +256,7 @@ class Run:
             sandbox_id=self.id,
         )
 
-    async def _find_user(self, name: str | None) -> User:
+    async def _find_user(self, name: str | None) -> ImageUser:
         """Look up a user in the sandbox's own /etc/passwd and /etc/group."""
         name = check_user(name) if name is not None else self.default_user
         if name in ("root", "0"):

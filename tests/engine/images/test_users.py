@@ -8,14 +8,14 @@ import random
 import pytest
 
 from smokebox.engine.images.etc_files import read_etc_file
-from smokebox.engine.images.users import MAX_FILE, MAX_GROUPS, User, lookup
+from smokebox.engine.images.users import MAX_FILE, MAX_GROUPS, ImageUser, lookup
 from smokebox.errors import InvalidOption, NotFound
 
 FILES = (read_etc_file("passwd"), read_etc_file("group"))
 
 
 def test_name_gives_ids_home_and_shell() -> None:
-    assert lookup("user", *FILES) == User(
+    assert lookup("user", *FILES) == ImageUser(
         name="user", uid=1000, gid=1000, home="/home/user", shell="/bin/bash"
     )
     assert lookup("root", *FILES).home == "/root"
@@ -32,7 +32,9 @@ def test_number_of_a_known_user() -> None:
 
 
 def test_number_of_an_unknown_user() -> None:
-    assert lookup("4321", *FILES) == User(name="4321", uid=4321, gid=0, home="/", shell="/bin/sh")
+    assert lookup("4321", *FILES) == ImageUser(
+        name="4321", uid=4321, gid=0, home="/", shell="/bin/sh"
+    )
 
 
 @pytest.mark.parametrize(

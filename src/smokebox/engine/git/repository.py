@@ -26,7 +26,7 @@ _HIDDEN = "[hidden]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class GitCredentials:
     """Credentials for the host. No text that is shown or stored may contain them."""
 
     username: str = field(repr=False)
@@ -50,7 +50,7 @@ class Repository:
     """A repository on an HTTP server; `url` has no credentials in it."""
 
     url: Url
-    credentials: Credentials | None
+    credentials: GitCredentials | None
 
     @property
     def name(self) -> str:
@@ -147,7 +147,9 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _credentials(userinfo: str, username: str | None, password: str | None) -> Credentials | None:
+def _credentials(
+    userinfo: str, username: str | None, password: str | None
+) -> GitCredentials | None:
     if userinfo and (username is not None or password is not None):
         raise InvalidOption(
             "credentials are both in the URL and in username= or password=.",
@@ -174,7 +176,7 @@ def _credentials(userinfo: str, username: str | None, password: str | None) -> C
         )
     if not username and not password:
         return None
-    return Credentials(username=username or TOKEN_USER, password=password or "")
+    return GitCredentials(username=username or TOKEN_USER, password=password or "")
 
 
 def _refuse_url(kind: str) -> NoReturn:

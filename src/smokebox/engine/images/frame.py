@@ -27,7 +27,7 @@ _OVERLAID = ("hostname", "hosts", "resolv.conf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class ImageFrame:
     """The layers above and below those of an image. `digest` changes with their content."""
 
     digest: str
@@ -35,13 +35,13 @@ class Frame:
     under: Layer
 
 
-async def make_frame(layer_store: LayerStore) -> Frame:
+async def make_frame(layer_store: LayerStore) -> ImageFrame:
     """Return the frame of this host, made if needed."""
     digest = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
     directory = layer_store.find(digest)
     if directory is None:
         directory = await asyncio.to_thread(layer_store.ensure, digest, _fill)
-    return Frame(
+    return ImageFrame(
         digest=digest,
         over=Layer(path=os.path.join(directory, "over")),
         under=Layer(path=os.path.join(directory, "under")),

@@ -23,7 +23,7 @@ MAX_ID = 2**32 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class ImageUser:
     """A user that a command can run as. `groups` are the supplementary ones, without `gid`."""
 
     name: str
@@ -34,7 +34,7 @@ class User:
     shell: str = "/bin/sh"
 
 
-def lookup(user: str, passwd: bytes, group: bytes) -> User:
+def lookup(user: str, passwd: bytes, group: bytes) -> ImageUser:
     """Return the user for `name`, `uid`, `name:group` or `uid:gid`.
 
     A number needs no line in the file: without one its group is 0 and its home is `/`, as in
@@ -47,7 +47,7 @@ def lookup(user: str, passwd: bytes, group: bytes) -> User:
     return replace(found, groups=_memberships(found, group))
 
 
-def _find_user(name: str, passwd: bytes) -> User:
+def _find_user(name: str, passwd: bytes) -> ImageUser:
     known = list(_users(passwd))
     for user in known:
         if user.name == name:
@@ -58,7 +58,7 @@ def _find_user(name: str, passwd: bytes) -> User:
     for user in known:
         if user.uid == uid:
             return user
-    return User(name=name, uid=uid, gid=0)
+    return ImageUser(name=name, uid=uid, gid=0)
 
 
 def _find_group(name: str, group: bytes) -> int:
@@ -71,7 +71,7 @@ def _find_group(name: str, group: bytes) -> int:
     return gid
 
 
-def _memberships(user: User, group: bytes) -> tuple[int, ...]:
+def _memberships(user: ImageUser, group: bytes) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for fields, gid in _groups(group):
         if gid != user.gid and user.name in fields[3].split(","):
@@ -81,12 +81,12 @@ def _memberships(user: User, group: bytes) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _users(passwd: bytes) -> Iterator[User]:
+def _users(passwd: bytes) -> Iterator[ImageUser]:
     for fields in _lines(passwd, 7):
         uid, gid = _parse_id(fields[2]), _parse_id(fields[3])
         if uid is not None and gid is not None:
             home, shell = _path(fields[5], "/"), _path(fields[6], "/bin/sh")
-            yield User(name=fields[0], uid=uid, gid=gid, home=home, shell=shell)
+            yield ImageUser(name=fields[0], uid=uid, gid=gid, home=home, shell=shell)
 
 
 def _groups(group: bytes) -> Iterator[tuple[list[str], int]]:

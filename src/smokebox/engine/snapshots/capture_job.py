@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxState:
+class CapturedState:
     """The captured state of a sandbox: the layers that show it, and the row that has the rest.
 
     `made` are those that were made for it, and `changes` record them.
@@ -101,7 +101,7 @@ class CaptureJob:
             failures.append(error)
         return row
 
-    async def run(self, commit: Callable[[SandboxState], Awaitable[None]]) -> None:
+    async def run(self, commit: Callable[[CapturedState], Awaitable[None]]) -> None:
         """Capture the state, and call `commit` to put it into the record."""
         if not await asyncio.to_thread(self._has_uppers):
             # It never ran, or an ephemeral one fell asleep, or they were moved.
@@ -125,7 +125,7 @@ class CaptureJob:
                 await self._snapshots.workers.finish(capture.close)
 
     async def _make(
-        self, capture: Capture, commit: Callable[[SandboxState], Awaitable[None]]
+        self, capture: Capture, commit: Callable[[CapturedState], Awaitable[None]]
     ) -> None:
         stored = await self._snapshots.stored(self._row.id)
 
@@ -170,7 +170,7 @@ class CaptureJob:
         await asyncio.to_thread(self._context.storage.confine, self._row.key, disk)
 
     async def _commit(
-        self, commit: Callable[[SandboxState], Awaitable[None]], state: SandboxState
+        self, commit: Callable[[CapturedState], Awaitable[None]], state: CapturedState
     ) -> None:
         async with self._snapshots.catalog.recording():
             await commit(state)
@@ -222,9 +222,9 @@ class CaptureJob:
     async def _work(self, work: Callable[..., T], *args: object) -> T:
         return await self._snapshots.workers.run(Job(), work, *args)
 
-    async def _state(self, layers: tuple[str, ...]) -> SandboxState:
+    async def _state(self, layers: tuple[str, ...]) -> CapturedState:
         sessions = await self._record.rows(SessionRow, self._row.id)
-        return SandboxState(row=self._row, layers=layers, sessions=tuple(sessions))
+        return CapturedState(row=self._row, layers=layers, sessions=tuple(sessions))
 
     async def _load_state(self, bases: Mapping[str, str]) -> CaptureState:
         return await asyncio.to_thread(

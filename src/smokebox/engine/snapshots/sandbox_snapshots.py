@@ -18,7 +18,7 @@ from smokebox.engine.record.rows import (
     update,
 )
 from smokebox.engine.run import RunPart
-from smokebox.engine.snapshots.capture_job import CaptureJob, SandboxState
+from smokebox.engine.snapshots.capture_job import CapturedState, CaptureJob
 from smokebox.engine.snapshots.snapshots import (
     check_description,
     random_snapshot_id,
@@ -114,7 +114,7 @@ class SandboxSnapshots(RunPart):
         )
         found: list[SnapshotRow] = []
 
-        async def commit(state: SandboxState) -> None:
+        async def commit(state: CapturedState) -> None:
             ready = await self._complete(making, state, labels or {})
             await self._snapshots.record.write(*state.changes, update(ready))
             found.append(ready)
@@ -199,7 +199,7 @@ class SandboxSnapshots(RunPart):
         """
         forks: list[SandboxRow] = []
 
-        async def commit(state: SandboxState) -> None:
+        async def commit(state: CapturedState) -> None:
             forks.extend(self._fork_of(state, id, limits[id], group) for id in limits)
             sessions = [
                 put(replace(session, sandbox_id=fork.id))
@@ -236,7 +236,7 @@ class SandboxSnapshots(RunPart):
         present: list[SnapshotRow] = []
         with contextlib.ExitStack() as stack:
 
-            async def keep(state: SandboxState) -> None:
+            async def keep(state: CapturedState) -> None:
                 stack.enter_context(self._snapshots.pinned(state.layers))
                 # Recorded, so that the next snapshot can be stacked on them.
                 await self._snapshots.record.write(*state.changes, delete(SnapshotRow, making.id))
@@ -285,7 +285,7 @@ class SandboxSnapshots(RunPart):
         return row
 
     async def _complete(
-        self, making: SnapshotRow, state: SandboxState, labels: Mapping[str, str]
+        self, making: SnapshotRow, state: CapturedState, labels: Mapping[str, str]
     ) -> SnapshotRow:
         row = state.row
         return replace(
@@ -303,7 +303,7 @@ class SandboxSnapshots(RunPart):
             sessions=state.sessions,
         )
 
-    async def _parent(self, state: SandboxState) -> str | None:
+    async def _parent(self, state: CapturedState) -> str | None:
         """Return the latest snapshot that the state is stacked on."""
         below = state.layers[len(state.made) :]
         for one in reversed(await self._snapshots.record.snapshots()):
@@ -312,7 +312,7 @@ class SandboxSnapshots(RunPart):
         return state.row.snapshot or None
 
     def _fork_of(
-        self, state: SandboxState, id: str, limits: Limits, group: str | None
+        self, state: CapturedState, id: str, limits: Limits, group: str | None
     ) -> SandboxRow:
         at, settings = time.time(), state.row.settings
         return replace(
@@ -335,7 +335,7 @@ class SandboxSnapshots(RunPart):
     async def _capture(
         self,
         making: SnapshotRow,
-        commit: Callable[[SandboxState], Awaitable[None]],
+        commit: Callable[[CapturedState], Awaitable[None]],
         *,
         lasting: bool = False,
     ) -> None:
@@ -355,7 +355,7 @@ class SandboxSnapshots(RunPart):
             self._working -= 1
 
     async def _capture_running_or_asleep(
-        self, commit: Callable[[SandboxState], Awaitable[None]], *, lasting: bool
+        self, commit: Callable[[CapturedState], Awaitable[None]], *, lasting: bool
     ) -> None:
         moved: list[SnapshotLayerRow] = []
         failures: list[Exception] = []

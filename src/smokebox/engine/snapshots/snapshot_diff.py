@@ -45,7 +45,7 @@ Modes = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class DiffSide:
     """A state to compare: layers of snapshots on those of an image, the uppermost first."""
 
     own: tuple[Layer, ...]
@@ -255,7 +255,7 @@ class _Comparison:
             self.diffs[shown] = text
 
 
-def compare_stacks(before: Side, after: Side, *, texts: bool) -> SnapshotDiff:
+def compare_stacks(before: DiffSide, after: DiffSide, *, texts: bool) -> SnapshotDiff:
     """Compare two states."""
     parts = []
     targets = sorted({layer.target for side in (before, after) for layer in side.base})
@@ -272,7 +272,7 @@ def compare_stacks(before: Side, after: Side, *, texts: bool) -> SnapshotDiff:
 
 
 def _compare_target(
-    before: Side, after: Side, target: str, stack: contextlib.ExitStack, *, texts: bool
+    before: DiffSide, after: DiffSide, target: str, stack: contextlib.ExitStack, *, texts: bool
 ) -> _Comparison:
     first, second = ([one.path for one in side.trees(target)] for side in (before, after))
     # What both have at the bottom cannot differ, wherever it is seen.

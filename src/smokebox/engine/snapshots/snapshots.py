@@ -31,7 +31,7 @@ from smokebox.engine.record.rows import (
 )
 from smokebox.engine.snapshots import layer_merge
 from smokebox.engine.snapshots.capture import check_room, forget_state
-from smokebox.engine.snapshots.snapshot_diff import Side, compare_stacks
+from smokebox.engine.snapshots.snapshot_diff import DiffSide, compare_stacks
 from smokebox.engine.snapshots.tree_copier import copy_top
 from smokebox.engine.workers import Job, Workers
 from smokebox.errors import Conflict, InvalidOption, NotFound, SmokeboxError
@@ -217,7 +217,7 @@ class Snapshots:
         with self.pinned((*before.layers, *after.layers)):
             stacks = [self.layers(row.layers) for row in (before, after)]
             sides = [tuple(layer.at() for layer in one) for one in stacks]
-            work = [Side(own=one, base=image.layers) for one in sides]
+            work = [DiffSide(own=one, base=image.layers) for one in sides]
             return await self.workers.run(Job(), compare_stacks, *work, texts=texts)
 
     # For the parts of a sandbox and the start of a run.

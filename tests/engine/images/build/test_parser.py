@@ -9,13 +9,13 @@ import pytest
 from smokebox.engine.images.build.flags import parse_duration, parse_mount
 from smokebox.engine.images.build.instructions import (
     Cmd,
-    Command,
+    CommandForm,
     Copy,
     Env,
-    Healthcheck,
-    Mount,
+    HealthcheckInstruction,
+    MountOption,
     Onbuild,
-    Run,
+    RunInstruction,
     Shell,
 )
 from smokebox.engine.images.build.parser import parse_dockerfile
@@ -32,35 +32,35 @@ def parse(text: str) -> list[Instruction]:
 
 def test_reads_shell_and_exec_forms() -> None:
     shell, listed = parse('RUN echo "a b"\nRUN ["echo", "a b"]')
-    assert isinstance(shell, Run)
-    assert shell.command == Command(words=('echo "a b"',), shell=True)
-    assert isinstance(listed, Run)
-    assert listed.command == Command(words=("echo", "a b"), shell=False)
+    assert isinstance(shell, RunInstruction)
+    assert shell.command == CommandForm(words=('echo "a b"',), shell=True)
+    assert isinstance(listed, RunInstruction)
+    assert listed.command == CommandForm(words=("echo", "a b"), shell=False)
 
 
 def test_takes_a_list_in_single_quotes_for_a_shell_command() -> None:
     [run] = parse("RUN ['echo']")
-    assert isinstance(run, Run)
+    assert isinstance(run, RunInstruction)
     assert run.command.shell
 
 
 def test_joins_continued_lines_and_skips_comments_in_them() -> None:
     [run] = parse("RUN a && \\\n# comment\n  b")
-    assert isinstance(run, Run)
+    assert isinstance(run, RunInstruction)
     assert run.command.words == ("a &&   b",)
     assert run.line == 2
 
 
 def test_reads_a_heredoc_as_a_script() -> None:
     [run] = parse("RUN <<EOF\necho $HOME\n# kept\nEOF")
-    assert isinstance(run, Run)
+    assert isinstance(run, RunInstruction)
     assert run.command.words == ("<<EOF",)
     assert run.heredocs[0].content == "echo $HOME\n# kept\n"
 
 
 def test_strips_tabs_of_an_indented_heredoc() -> None:
     [run] = parse("RUN <<-EOF\n\t\techo\n\tEOF")
-    assert isinstance(run, Run)
+    assert isinstance(run, RunInstruction)
     assert run.heredocs[0].script == "echo\n"
 
 
@@ -96,7 +96,7 @@ def test_uses_the_escape_character_of_the_directive() -> None:
     dockerfile = parse_dockerfile("# escape=`\nFROM x\nRUN a `\n b\\c\n")
     assert dockerfile.escape == "`"
     [_, run] = dockerfile.instructions
-    assert isinstance(run, Run)
+    assert isinstance(run, RunInstruction)
     assert run.command.words == ("a  b\\c",)
 
 
@@ -108,12 +108,12 @@ def test_reads_shell_cmd_onbuild_and_healthcheck() -> None:
     assert isinstance(shell, Shell)
     assert shell.words == ("/bin/bash", "-c")
     assert isinstance(cmd, Cmd)
-    assert cmd.command == Command(words=("a b",), shell=True)
+    assert cmd.command == CommandForm(words=("a b",), shell=True)
     assert isinstance(onbuild, Onbuild)
     assert onbuild.trigger == "COPY . /app"
-    assert isinstance(check, Healthcheck)
+    assert isinstance(check, HealthcheckInstruction)
     assert check.times == {"interval": 90_000_000_000, "retries": 2}
-    assert isinstance(none, Healthcheck)
+    assert isinstance(none, HealthcheckInstruction)
     assert none.command is None
 
 
@@ -179,22 +179,25 @@ def test_accepts_the_directives_of_dockerfiles(directive: str) -> None:
 @pytest.mark.parametrize(
     ("text", "mount"),
     [
-        ("type=cache,target=/c", Mount(kind="cache", target="/c", id="/c")),
-        ("type=cache,dst=/c,id=x,sharing=locked", Mount(kind="cache", target="/c", id="x")),
+        ("type=cache,target=/c", MountOption(kind="cache", target="/c", id="/c")),
+        ("type=cache,dst=/c,id=x,sharing=locked", MountOption(kind="cache", target="/c", id="x")),
         (
             "from=a,src=/s,target=/t,rw",
-            Mount(kind="bind", target="/t", source="/s", stage="a", id="/t"),
+            MountOption(kind="bind", target="/t", source="/s", stage="a", id="/t"),
         ),
-        ("type=secret,id=k", Mount(kind="secret", target="/run/secrets/k", id="k")),
-        ("type=secret,id=k,env=K", Mount(kind="secret", id="k", env="K")),
+        ("type=secret,id=k", MountOption(kind="secret", target="/run/secrets/k", id="k")),
+        ("type=secret,id=k,env=K", MountOption(kind="secret", id="k", env="K")),
         (
             "type=secret,target=/r/k,mode=0440,uid=1,required",
-            Mount(kind="secret", target="/r/k", id="k", mode=0o440, uid=1, required=True),
+            MountOption(kind="secret", target="/r/k", id="k", mode=0o440, uid=1, required=True),
         ),
-        ("type=tmpfs,target=/t,size=2m", Mount(kind="tmpfs", target="/t", id="/t", size=2 << 20)),
+        (
+            "type=tmpfs,target=/t,size=2m",
+            MountOption(kind="tmpfs", target="/t", id="/t", size=2 << 20),
+        ),
     ],
 )
-def test_reads_mounts(text: str, mount: Mount) -> None:
+def test_reads_mounts(text: str, mount: MountOption) -> None:
     assert parse_mount("Dockerfile", 1, text) == mount
 
 

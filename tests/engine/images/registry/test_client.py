@@ -16,7 +16,7 @@ from smokebox.engine.images.registry.access import Credentials, RegistryAccess
 from smokebox.engine.images.registry.auth import parse_challenges
 from smokebox.engine.images.registry.client import RegistryClient
 from smokebox.engine.images.registry.manifests import (
-    Document,
+    RegistryDocument,
     check_platform,
     is_index,
     parse_manifest,
@@ -251,9 +251,9 @@ async def test_a_blob_is_uploaded_only_where_it_lacks(
         assert not await other.mount_blob(sha256(b"missing"), repository)
 
 
-def manifest(**fields: object) -> Document:
+def manifest(**fields: object) -> RegistryDocument:
     document = {**json.loads(IMAGE.manifest), **fields}
-    return Document(OCI_MANIFEST, json.dumps(document).encode())
+    return RegistryDocument(OCI_MANIFEST, json.dumps(document).encode())
 
 
 LAYER = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": sha256(b""), "size": 0}
@@ -263,15 +263,15 @@ FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        (Document("", b"<html>"), "is not valid"),
-        (Document("", b"[" * 100_000), "is not valid"),
-        (Document("", b'{"schemaVersion": 1, "fsLayers": []}'), "schema 1"),
+        (RegistryDocument("", b"<html>"), "is not valid"),
+        (RegistryDocument("", b"[" * 100_000), "is not valid"),
+        (RegistryDocument("", b'{"schemaVersion": 1, "fsLayers": []}'), "schema 1"),
         (
-            Document("application/vnd.docker.distribution.manifest.v1+prettyjws", b"{}"),
+            RegistryDocument("application/vnd.docker.distribution.manifest.v1+prettyjws", b"{}"),
             "schema 1",
         ),
         (manifest(manifests=[]), "neither one image nor an index"),
-        (Document("", b"{}"), "neither one image nor an index"),
+        (RegistryDocument("", b"{}"), "neither one image nor an index"),
         (manifest(mediaType="application/vnd.oci.image.index.v1+json"), "it says"),
         (manifest(layers=[]), "has 0 layers"),
         (manifest(layers=[LAYER] * 401), "has 401 layers"),
@@ -298,7 +298,9 @@ FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
         ),
     ],
 )
-def test_hostile_and_foreign_manifests_are_refused(document: Document, problem: str) -> None:
+def test_hostile_and_foreign_manifests_are_refused(
+    document: RegistryDocument, problem: str
+) -> None:
     with pytest.raises(RegistryError, match=problem):
         is_index(document, "the image")
         parse_manifest(document, "the image")
@@ -333,7 +335,7 @@ def test_a_variant_that_this_machine_can_run_is_chosen(
         manifests.append(
             {"mediaType": OCI_MANIFEST, "digest": digest, "size": 1, "platform": platform}
         )
-    index = Document("", json.dumps({"manifests": manifests}).encode())
+    index = RegistryDocument("", json.dumps({"manifests": manifests}).encode())
     architecture, _, variant = wanted.partition("/")
     platform_ = Platform("linux", architecture, variant)
     if chosen is None:

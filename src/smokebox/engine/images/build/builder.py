@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.images.build.bases import BaseImages
     from smokebox.engine.images.build.cache import BuildCache
-    from smokebox.engine.images.build.instructions import Instruction, Mount
+    from smokebox.engine.images.build.instructions import Instruction, MountOption
     from smokebox.engine.images.build.plan import Plan, Stage
     from smokebox.engine.images.build.sources import ContextSource, Source
     from smokebox.engine.images.build.state import BuildState
@@ -195,7 +195,7 @@ class StageBuild:
     async def _execute(self, instruction: Instruction, progress: StepProgress) -> bool:
         """Execute an instruction, and return True if nothing had to run."""
         match instruction:
-            case dockerfile.Run():
+            case dockerfile.RunInstruction():
                 return await self._run(instruction, progress)
             case dockerfile.Copy():
                 return await self._copy(instruction)
@@ -266,7 +266,7 @@ class StageBuild:
         reader = await stack.enter_async_context(self._services.runner.reading(state))
         return RootSource(reader.rooted_files())
 
-    async def _run(self, instruction: dockerfile.Run, progress: StepProgress) -> bool:
+    async def _run(self, instruction: dockerfile.RunInstruction, progress: StepProgress) -> bool:
         step = self._command(instruction)
         async with contextlib.AsyncExitStack() as stack:
             sources, inputs = await self._mount_sources(step.mounts, stack)
@@ -296,7 +296,7 @@ class StageBuild:
 
     async def _run_command(
         self,
-        instruction: dockerfile.Run,
+        instruction: dockerfile.RunInstruction,
         step: CommandStep,
         sources: dict[str, Source],
         progress: StepProgress,
@@ -334,7 +334,7 @@ class StageBuild:
             sandbox=sandbox or None,
         )
 
-    def _command(self, instruction: dockerfile.Run) -> CommandStep:
+    def _command(self, instruction: dockerfile.RunInstruction) -> CommandStep:
         argv, script = self._editor.words(instruction.command), None
         if instruction.heredocs:
             argv, script = _heredoc_command(instruction, self._editor.shell)
@@ -357,7 +357,7 @@ class StageBuild:
         )
 
     async def _mount_sources(
-        self, mounts: tuple[Mount, ...], stack: contextlib.AsyncExitStack
+        self, mounts: tuple[MountOption, ...], stack: contextlib.AsyncExitStack
     ) -> tuple[dict[str, Source | None], list[str]]:
         """Return what bind mounts read, by stage, and keys of their content."""
         sources: dict[str, Source | None] = {}
@@ -469,7 +469,7 @@ class StageBuild:
 
 
 def _heredoc_command(
-    instruction: dockerfile.Run, shell: tuple[str, ...]
+    instruction: dockerfile.RunInstruction, shell: tuple[str, ...]
 ) -> tuple[tuple[str, ...], bytes | None]:
     """Return the command of a RUN with heredocs, and a script that it runs."""
     [text] = instruction.command.words

@@ -6,7 +6,7 @@ import csv
 import re
 from typing import TYPE_CHECKING, get_args
 
-from smokebox.engine.images.build.instructions import Mount, MountKind
+from smokebox.engine.images.build.instructions import MountKind, MountOption
 from smokebox.engine.images.build.problems import invalid, refused, suggestion
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Flags:
         return _TRUTH[value]
 
 
-def parse_mount(file: str, line: int, text: str) -> Mount:
+def parse_mount(file: str, line: int, text: str) -> MountOption:
     """Parse the value of `--mount`, in which variables are expanded.
 
     Raises:
@@ -137,7 +137,7 @@ def parse_mount(file: str, line: int, text: str) -> Mount:
             raise invalid(file, line, "a secret needs an id", "Write --mount=type=secret,id=NAME.")
     elif not target:
         raise invalid(file, line, "a mount needs a target", "Write target=/path.")
-    return Mount(
+    return MountOption(
         kind=kind,  # type: ignore[arg-type]
         target=target,
         source=options.get("source", ""),

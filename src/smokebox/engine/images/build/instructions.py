@@ -36,7 +36,7 @@ class Heredoc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class CommandForm:
     """A command in shell form (one text) or in exec form (literal words)."""
 
     words: tuple[str, ...]
@@ -44,7 +44,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class MountOption:
     """A mount of one RUN. `id` names a cache or a secret, `source` a path in `stage`.
 
     An empty `stage` is the build context. `env` names the variable that holds a secret.
@@ -85,10 +85,10 @@ class Label(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Instruction):
+class RunInstruction(Instruction):
     """Runs a command. `mounts` are the texts of `--mount`, in which variables are expanded."""
 
-    command: Command
+    command: CommandForm
     heredocs: tuple[Heredoc, ...] = ()
     mounts: tuple[str, ...] = ()
     offline: bool = False
@@ -123,7 +123,7 @@ class Workdir(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class User(Instruction):
+class UserInstruction(Instruction):
     """Sets the user of later instructions and of the image."""
 
     user: str
@@ -140,14 +140,14 @@ class Shell(Instruction):
 class Cmd(Instruction):
     """Sets the default command."""
 
-    command: Command
+    command: CommandForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrypoint(Instruction):
     """Sets the entry point."""
 
-    command: Command
+    command: CommandForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +158,10 @@ class Expose(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Healthcheck(Instruction):
+class HealthcheckInstruction(Instruction):
     """Sets the health check; `command` is None for `HEALTHCHECK NONE`. Times are nanoseconds."""
 
-    command: Command | None
+    command: CommandForm | None
     times: dict[str, int] = field(default_factory=dict)
 
 
@@ -173,7 +173,7 @@ class StopSignal(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Volume(Instruction):
+class VolumeInstruction(Instruction):
     """Names directories with data."""
 
     paths: tuple[str, ...]

@@ -11,7 +11,7 @@ from smokebox.engine.images.build.problems import invalid
 from smokebox.engine.images.image import Healthcheck, HistoryEntry, ImageConfig
 
 if TYPE_CHECKING:
-    from smokebox.engine.images.build.instructions import Command, Instruction
+    from smokebox.engine.images.build.instructions import CommandForm, Instruction
     from smokebox.engine.images.build.variables import Scope
 
 DEFAULT_SHELL = ("/bin/sh", "-c")
@@ -34,7 +34,7 @@ class ConfigEditor:
         """The shell of commands in shell form."""
         return self.config.shell or DEFAULT_SHELL
 
-    def words(self, command: Command) -> tuple[str, ...]:
+    def words(self, command: CommandForm) -> tuple[str, ...]:
         """Return a command as literal words."""
         return (*self.shell, *command.words) if command.shell else command.words
 
@@ -52,7 +52,7 @@ class ConfigEditor:
             case dockerfile.Label(pairs=pairs):
                 labels = {self._expand(k, line): self._expand(v, line) for k, v in pairs}
                 self._change(labels={**self.config.labels, **labels})
-            case dockerfile.User(user=user):
+            case dockerfile.UserInstruction(user=user):
                 self._change(user=self._expand(user, line))
             case dockerfile.Shell(words=words):
                 self._change(shell=words)
@@ -74,11 +74,11 @@ class ConfigEditor:
                 self._change(
                     exposed_ports=tuple(dict.fromkeys((*self.config.exposed_ports, *found)))
                 )
-            case dockerfile.Healthcheck():
+            case dockerfile.HealthcheckInstruction():
                 self._change(healthcheck=self._healthcheck(instruction))
             case dockerfile.StopSignal(signal=signal):
                 self._change(stop_signal=self._expand(signal, line))
-            case dockerfile.Volume(paths=paths):
+            case dockerfile.VolumeInstruction(paths=paths):
                 expanded = [self._expand(path, line) for path in paths]
                 self._change(volumes=tuple(dict.fromkeys((*self.config.volumes, *expanded))))
             case dockerfile.Maintainer(name=name):
@@ -109,7 +109,7 @@ class ConfigEditor:
             raise invalid(self._file, line, f"{text!r} is not a range of ports", "")
         return [f"{port}/{(found[3] or 'tcp').lower()}" for port in range(first, last + 1)]
 
-    def _healthcheck(self, instruction: dockerfile.Healthcheck) -> Healthcheck:
+    def _healthcheck(self, instruction: dockerfile.HealthcheckInstruction) -> Healthcheck:
         command, times = instruction.command, instruction.times
         if command is None:
             return Healthcheck(test=("NONE",))

@@ -29,7 +29,7 @@ from smokebox.errors import InvalidOption, PathNotFound
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from smokebox.engine.images.build.instructions import Mount
+    from smokebox.engine.images.build.instructions import MountOption
     from smokebox.engine.images.build.sources import Source
     from smokebox.engine.images.build.step_sandbox import StepSandbox
 
@@ -43,7 +43,7 @@ class PlacedMount:
     `parents` are the status of the directories above it in the image, as far as they exist.
     """
 
-    mount: Mount
+    mount: MountOption
     path: str
     parents: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -282,12 +282,12 @@ class MountSet:
             os.chown(path, self._owner + uid, self._owner + gid)
         os.chmod(path, mode)
 
-    def _own(self, path: str, mount: Mount) -> None:
+    def _own(self, path: str, mount: MountOption) -> None:
         if self._ids > 1:
             os.chown(path, self._owner + mount.uid, self._owner + mount.gid)
 
 
-def _make_cache(path: str, mount: Mount, owner: int | None) -> None:
+def _make_cache(path: str, mount: MountOption, owner: int | None) -> None:
     if os.path.isdir(path):
         return
     os.mkdir(path)
@@ -310,12 +310,12 @@ def _check_target(path: str) -> None:
         )
 
 
-def place_mounts(files: RootedFiles, mounts: list[Mount], cwd: str) -> list[PlacedMount]:
+def place_mounts(files: RootedFiles, mounts: list[MountOption], cwd: str) -> list[PlacedMount]:
     """Resolve the targets of mounts inside an image, whose root is in `files`."""
     return [_place(files, mount, cwd) for mount in mounts]
 
 
-def _place(files: RootedFiles, mount: Mount, cwd: str) -> PlacedMount:
+def _place(files: RootedFiles, mount: MountOption, cwd: str) -> PlacedMount:
     path = posixpath.normpath(posixpath.join("/", cwd, mount.target))
     done, status = "", {"/": _status(files, "/")}
     waiting, links = [part for part in path.split("/") if part], 0

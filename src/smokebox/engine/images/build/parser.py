@@ -21,22 +21,22 @@ from smokebox.engine.images.build.flags import Flags, parse_duration, parse_moun
 from smokebox.engine.images.build.instructions import (
     Arg,
     Cmd,
-    Command,
+    CommandForm,
     Copy,
     Entrypoint,
     Env,
     Expose,
-    Healthcheck,
+    HealthcheckInstruction,
     Heredoc,
     Instruction,
     Label,
     Maintainer,
     Onbuild,
-    Run,
+    RunInstruction,
     Shell,
     StopSignal,
-    User,
-    Volume,
+    UserInstruction,
+    VolumeInstruction,
     Workdir,
 )
 from smokebox.engine.images.build.problems import invalid, refused, suggestion
@@ -184,8 +184,8 @@ class _Converter:
             self.fail(f"{name} needs a name", f"Write {name} NAME=value.")
         return pairs
 
-    def command(self) -> Command:
-        return Command(words=tuple(self.args), shell=not self.json)
+    def command(self) -> CommandForm:
+        return CommandForm(words=tuple(self.args), shell=not self.json)
 
     def from_(self) -> From:
         args = self.args
@@ -212,7 +212,7 @@ class _Converter:
             names.append((name, value if equals else None))
         return Arg(**self.place, names=tuple(names))
 
-    def run(self) -> Run:
+    def run(self) -> RunInstruction:
         if not self.args or not self.args[0]:
             self.fail("RUN needs a command")
         if self.flags.get("security", "sandbox") != "sandbox":
@@ -236,7 +236,7 @@ class _Converter:
             # One with variables is checked when they are known.
             if "$" not in text:
                 parse_mount(self.file, self.line, text)
-        return Run(
+        return RunInstruction(
             **self.place,
             command=self.command(),
             heredocs=self.heredocs,
@@ -285,8 +285,8 @@ class _Converter:
     def workdir(self) -> Workdir:
         return Workdir(**self.place, path=self.argument())
 
-    def user(self) -> User:
-        return User(**self.place, user=self.argument())
+    def user(self) -> UserInstruction:
+        return UserInstruction(**self.place, user=self.argument())
 
     def shell(self) -> Shell:
         if not self.json or not self.args:
@@ -310,10 +310,10 @@ class _Converter:
             self.fail("EXPOSE needs a port")
         return Expose(**self.place, ports=tuple(self.args))
 
-    def healthcheck(self) -> Healthcheck:
+    def healthcheck(self) -> HealthcheckInstruction:
         kind = self.args[0].upper() if self.args else ""
         if kind == "NONE" and len(self.args) == 1:
-            return Healthcheck(**self.place, command=None)
+            return HealthcheckInstruction(**self.place, command=None)
         if kind != "CMD" or len(self.args) < 2:
             self.fail("HEALTHCHECK takes CMD with a command, or NONE")
         times = {
@@ -325,16 +325,16 @@ class _Converter:
             if not retries.isdigit():
                 self.fail(f"--retries={retries} is not a number")
             times["retries"] = int(retries)
-        command = Command(words=tuple(self.args[1:]), shell=not self.json)
-        return Healthcheck(**self.place, command=command, times=times)
+        command = CommandForm(words=tuple(self.args[1:]), shell=not self.json)
+        return HealthcheckInstruction(**self.place, command=command, times=times)
 
     def stop_signal(self) -> StopSignal:
         return StopSignal(**self.place, signal=self.argument())
 
-    def volume(self) -> Volume:
+    def volume(self) -> VolumeInstruction:
         if not self.args or not all(self.args):
             self.fail("VOLUME needs a path")
-        return Volume(**self.place, paths=tuple(self.args))
+        return VolumeInstruction(**self.place, paths=tuple(self.args))
 
     def maintainer(self) -> Maintainer:
         return Maintainer(**self.place, name=self.argument())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images.build.flags import parse_mount
-from smokebox.engine.images.build.instructions import Arg, Copy, Instruction, Run
+from smokebox.engine.images.build.instructions import Arg, Copy, Instruction, RunInstruction
 from smokebox.engine.images.build.parser import Dockerfile, From
 from smokebox.engine.images.build.problems import invalid, suggestion
 from smokebox.engine.images.build.variables import (
@@ -210,7 +210,7 @@ def _references(file: str, instructions: list[Instruction]) -> Iterator[tuple[st
     for one in instructions:
         if isinstance(one, Copy) and one.stage:
             yield one.stage, one.line
-        elif isinstance(one, Run):
+        elif isinstance(one, RunInstruction):
             for text in one.mounts:
                 # Variables in it are expanded later; the name of a stage has none.
                 if "from=" in text and (stage := parse_mount(file, one.line, text).stage):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import EngineContext
     from smokebox.engine.files.rooted_files import RootedFiles
-    from smokebox.engine.images.build.instructions import Mount
+    from smokebox.engine.images.build.instructions import MountOption
     from smokebox.engine.images.build.progress import StepProgress
     from smokebox.engine.images.build.sources import Source
     from smokebox.engine.images.build.state import BuildState
@@ -44,7 +44,7 @@ class CommandStep:
     env: dict[str, str]
     cwd: str
     user: str
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[MountOption, ...] = ()
     offline: bool = False
     script: bytes | None = None
 
@@ -64,7 +64,7 @@ class CopyStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandOutcome:
+class StepOutcome:
     """The end of a RUN: its exit code, and the layers that it made."""
 
     exit_code: int
@@ -130,7 +130,7 @@ class StepRunner:
         *,
         timeout: float | None,
         keep_failed: bool,
-    ) -> CommandOutcome:
+    ) -> StepOutcome:
         """Run a command. Its layers are kept if it succeeds, or with `keep_failed`."""
         sandbox = StepSandbox(
             self._context,
@@ -160,10 +160,10 @@ class StepRunner:
                 mounts.variables.setdefault("APT_CONFIG", _APT)
             exit_code = await self._execute(sandbox, step, mounts.variables, progress, timeout)
             if exit_code and not keep_failed:
-                return CommandOutcome(exit_code=exit_code, layers=())
+                return StepOutcome(exit_code=exit_code, layers=())
             additions = Additions(paths=tuple(mounts.hidden), authority=sandbox.authority)
             layers = await self._commit(sandbox, additions)
-            return CommandOutcome(exit_code=exit_code, layers=layers)
+            return StepOutcome(exit_code=exit_code, layers=layers)
 
     async def copy(
         self, state: BuildState, step: CopyStep, source: Source | None

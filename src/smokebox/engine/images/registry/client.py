@@ -15,7 +15,12 @@ import msgspec
 
 from smokebox.egress.urls import Url
 from smokebox.engine.images.registry.auth import PULL, Authorizer, login_hint, retry_after
-from smokebox.engine.images.registry.manifests import ACCEPT, MAX_MANIFEST, Document, digest_of
+from smokebox.engine.images.registry.manifests import (
+    ACCEPT,
+    MAX_MANIFEST,
+    RegistryDocument,
+    digest_of,
+)
 from smokebox.engine.images.registry.transport import document_deadline
 from smokebox.errors import NotFound, RegistryError, SmokeboxError
 
@@ -81,7 +86,7 @@ class RegistryClient:
         self._authorizer = Authorizer(transport, self.registry, credentials)
         self._plain_http = transport.is_plain(self.registry)
 
-    async def manifest(self, target: str, *, size: int | None = None) -> Document:
+    async def manifest(self, target: str, *, size: int | None = None) -> RegistryDocument:
         """Get the manifest or index of a tag or digest.
 
         Raises:
@@ -89,7 +94,7 @@ class RegistryClient:
             RegistryError: The registry refuses, fails, or sends other content than its digest.
         """
 
-        async def get() -> Document:
+        async def get() -> RegistryDocument:
             path = f"/manifests/{target}"
             async with (
                 document_deadline(self.authority),
@@ -104,7 +109,7 @@ class RegistryClient:
                 promised = target
             if digest_of(data) != promised or size not in (None, len(data)):
                 raise self.mismatch("the manifest", promised)
-            return Document(media_type, data)
+            return RegistryDocument(media_type, data)
 
         return await self.retry(get)
 

@@ -69,7 +69,7 @@ class _Kind(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class RegistryDocument:
     """A manifest or index as the registry sent it."""
 
     media_type: str
@@ -86,7 +86,7 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def is_index(document: Document, image: str) -> bool:
+def is_index(document: RegistryDocument, image: str) -> bool:
     """Return whether a document is an index of manifests, and not a manifest.
 
     Raises:
@@ -109,7 +109,7 @@ def is_index(document: Document, image: str) -> bool:
     return index
 
 
-def select_platform(document: Document, wanted: Platform, image: str) -> Descriptor:
+def select_platform(document: RegistryDocument, wanted: Platform, image: str) -> Descriptor:
     """Return the manifest for a platform from an index.
 
     Raises:
@@ -138,7 +138,7 @@ def select_platform(document: Document, wanted: Platform, image: str) -> Descrip
     raise wrong_platform(image, wanted, (str(platform) for platform, _ in offered))
 
 
-def parse_manifest(document: Document, image: str) -> Manifest:
+def parse_manifest(document: RegistryDocument, image: str) -> Manifest:
     """Parse the manifest of one image, and check its descriptors.
 
     Raises:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.layer_store import StoredLayer
     from smokebox.engine.images.registry.client import RegistryClient
-    from smokebox.engine.images.registry.manifests import Document, Manifest
+    from smokebox.engine.images.registry.manifests import Manifest, RegistryDocument
     from smokebox.engine.images.registry.reference import Reference
     from smokebox.engine.images.usage import Charge, Charging
     from smokebox.types import LayerProgress
@@ -36,7 +36,7 @@ class ResolvedImage:
     """
 
     reference: Reference
-    manifest: Document
+    manifest: RegistryDocument
     parsed: Manifest
     config: object
     config_digest: str
