@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smokebox.engine.context import tag_of
+from smokebox.engine.jail.cgroup import GROUP
 from smokebox.engine.jail.cgroup_hierarchy import detect
 
 if TYPE_CHECKING:
@@ -61,5 +62,5 @@ def _find_leftovers(home: str) -> Iterator[str]:
     for directory in detect().placement.directories:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(directory):
-                if name.startswith(f"{tag_of(home)}-"):
+                if name.removeprefix(GROUP).startswith(f"{tag_of(home)}-"):
                     yield f"cgroup {directory}/{name}"

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.cpu_shares import weight_of
+import user_mode_linux
+from engine.leftovers import find_leftovers
+from quota_file_systems import make_file_system, make_image, unmount
+from smokebox.engine.context import tag_of
 from smokebox.engine.host import Host
-from smokebox.engine.jail.cgroup import CPU_WEIGHT
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.kernfs import number
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterator
 
+    from smokebox.engine.context import Admission
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.sandbox import Sandbox
 
-CPU = detect().placement.parents.get("cpu")
+PARENTS = detect().placement.parents
 V2 = detect().enforcement == "cgroup-v2"
-needs_cpu = pytest.mark.skipif(CPU is None, reason=f"no weights here: {detect().describe()}")
+pytestmark = pytest.mark.skipif("cpu" not in PARENTS, reason=f"no weights: {detect().describe()}")
 SPIN = "while :; do :; done"
+MIB = 1 << 20
 
 
 @contextlib.asynccontextmanager
@@ -35,128 +42,203 @@ async def admit(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOption
     yield replace(options, group=group if dash else None)
 
 
+async def fill_pool(host: Host, size: int) -> None:
+    """Fill the pool with jails of the image that was used last."""
+    await (await create(host, "first")).destroy()
+    async with asyncio.timeout(15):
+        while host.pool.ready < size:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system that layers can be on, also in user-mode Linux."""
+    if user_mode_linux.MARK not in os.environ:
+        yield tmp_path
+        return
+    yield (target := make_file_system(tmp_path, "plain"))
+    unmount(target)
+
+
+@pytest.fixture
+def image(base: Path) -> Path:
+    """A small image with a shell, `dir:small`."""
+    (base / "images").mkdir()
+    return make_image(base / "images" / "small")
+
+
 @contextlib.asynccontextmanager
-async def open_host(tmp_path: Path, layers: Path, pool: int = 0) -> AsyncIterator[Host]:
-    home = tmp_path / "home"
-    async with await Host.open(home, pool=pool, images=layers, admit=admit) as host:
+async def open_host(
+    base: Path, image: Path, *, pool: int = 0, admit: Admission = admit
+) -> AsyncIterator[Host]:
+    async with await Host.open(
+        base / "home",
+        pool=pool,
+        images=image.parent / "layers",
+        directories={"small": str(image)},
+        admit=admit,
+    ) as host:
         yield host
 
 
-def weight(sandbox: Sandbox) -> int | None:
+async def create(host: Host, id: str, limits: Limits | None = None) -> Sandbox:
+    return await host.create(id, image="dir:small", limits=limits)
+
+
+async def create_all(host: Host, group: str, count: int) -> list[Sandbox]:
+    return await asyncio.gather(*(create(host, f"{group}-{one}") for one in range(count)))
+
+
+def cgroup(sandbox: Sandbox) -> Path:
+    """Return the only cgroup of a sandbox that divides the CPU, with all its processes in it."""
     run = sandbox.lifecycle.run
     assert run is not None
-    return number(f"{CPU}/{run.jail.state.key}/{'cpu.weight' if V2 else 'cpu.shares'}")
+    key, parent = run.jail.state.key, Path(PARENTS["cpu"])
+    (found,) = [*parent.glob(key), *parent.glob(f"*/{key}")]
+    assert set(run.jail.pids()) <= set(map(int, (found / "cgroup.procs").read_text().split()))
+    return found
 
 
-def expected(members: int) -> int:
-    return max(1, round(100 / members)) if V2 else weight_of(members)
+def group(sandbox: Sandbox) -> str:
+    """Return the name of the cgroup that a sandbox shares with others; "" for none."""
+    return str(cgroup(sandbox).parent.relative_to(PARENTS["cpu"])).strip(".")
 
 
-async def until_weights(members: int, *sandboxes: Sandbox) -> None:
-    """Wait until sandboxes have the weight of one in a group of so many."""
-    try:
-        async with asyncio.timeout(10):
-            while [weight(one) for one in sandboxes] != [expected(members)] * len(sandboxes):
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        assert [weight(one) for one in sandboxes] == [expected(members)] * len(sandboxes)
+async def test_sandboxes_of_a_group_lie_in_one_cgroup(base: Path, image: Path) -> None:
+    async with open_host(base, image) as host:
+        first, second = await create_all(host, "many", 2)
+        other, alone = await create(host, "one-0"), await create(host, "alone")
+        assert group(first) == group(second)
+        assert len({group(first), group(other), ""}) == 3
+        assert group(alone) == ""
+        await first.sleep()
+        await first.wake()
+        (fork,) = await host.fork("many-1", 1, ids=["many-fork"])
+        await fork.wake()
+        assert group(first) == group(second) == group(fork)
 
 
-@pytest.mark.parametrize("members", [1, 2, 3, 8, 100, 512])
-def test_members_of_a_group_have_the_weight_of_one_sandbox_together(members: int) -> None:
-    assert weight_of(members) * members == pytest.approx(CPU_WEIGHT, rel=0.05)
+@pytest.mark.parametrize("name", ["../../..", "group-x", "a/b", "\n", "x" * 5000, "ü"])
+async def test_group_of_any_name_has_a_cgroup(base: Path, image: Path, name: str) -> None:
+    @contextlib.asynccontextmanager
+    async def admit(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
+        yield replace(options, group=name)
+
+    async with open_host(base, image, admit=admit) as host:
+        sandbox = await create(host, "box")
+        assert cgroup(sandbox).parent.parent == Path(PARENTS["cpu"])
+        await sandbox.destroy()
+        assert find_leftovers(host.home) == []
 
 
-def test_weight_of_a_member_is_never_zero() -> None:
-    assert weight_of(100_000) == 1
-
-
-@needs_cpu
-async def test_weights_follow_wake_sleep_and_destroy(tmp_path: Path, layers: Path) -> None:
-    async with open_host(tmp_path, layers) as host:
-        first, second, third = [await host.create(f"many-{one}") for one in range(3)]
-        other, alone = await host.create("one-0"), await host.create("alone")
-        await until_weights(3, first, second, third)
-        assert (weight(other), weight(alone)) == (expected(1), expected(1))
-        await third.sleep()
-        await until_weights(2, first, second)
-        await third.wake()
-        await until_weights(3, first, second, third)
+async def test_last_sandbox_of_a_group_removes_its_cgroup(base: Path, image: Path) -> None:
+    async with open_host(base, image) as host:
+        first, second = await create_all(host, "many", 2)
+        directory = cgroup(first).parent
+        await first.sleep()
+        assert directory.exists()
         await second.destroy()
-        await until_weights(2, first, third)
+        assert not directory.exists()
+        await first.wake()
+        assert cgroup(first).parent == directory
         await first.destroy()
-        await until_weights(1, third)
+        assert find_leftovers(host.home) == []
 
 
-@needs_cpu
-async def test_weights_follow_a_sandbox_that_ends_by_itself(tmp_path: Path, layers: Path) -> None:
-    async with open_host(tmp_path, layers) as host:
-        first, second = [await host.create(f"many-{one}") for one in range(2)]
-        await until_weights(2, first, second)
-        run = second.lifecycle.run
-        assert run is not None
-        await run.jail.kill()
-        await until_weights(1, first)
+async def test_sandboxes_of_a_group_come_and_go_at_once(base: Path, image: Path) -> None:
+    """The last one removes the cgroup of the group while another is created in it."""
+    async with open_host(base, image) as host:
+
+        async def come_and_go(id: str) -> None:
+            for _ in range(4):
+                sandbox = await create(host, id)
+                assert group(sandbox)
+                await sandbox.destroy()
+
+        async with asyncio.TaskGroup() as tasks:
+            for one in range(4):
+                tasks.create_task(come_and_go(f"many-{one}"))
+        assert find_leftovers(host.home) == []
 
 
-@needs_cpu
-async def test_sandbox_from_the_pool_gets_the_weight_of_its_group(
-    tmp_path: Path, layers: Path
+async def test_sandbox_from_the_pool_joins_its_group_with_its_limits(
+    base: Path, image: Path
 ) -> None:
-    async with open_host(tmp_path, layers, pool=2) as host:
-        await host.prime()
-        await until_weights(2, *[await host.create(f"many-{one}") for one in range(2)])
+    async with open_host(base, image, pool=2) as host:
+        await fill_pool(host, 2)
+        pooled = {path.name for path in Path(PARENTS["cpu"]).glob(f"{tag_of(host.home)}-*")}
+        limits = Limits(memory=96 * MIB, cpu=0.5, pids=33)
+        first = await create(host, "many-0", limits=limits)
+        second = await create(host, "many-1")
+        assert {cgroup(one).name for one in (first, second)} == pooled
+        assert group(first) == group(second) != ""
+        quota = "cpu.max" if V2 else "cpu.cfs_quota_us"
+        assert (cgroup(first) / quota).read_text().split()[0] == "50000"
+        parts = {name: Path(PARENTS[name], "" if not V2 else group(first)) for name in PARENTS}
+        key = cgroup(first).name
+        memory = "memory.max" if V2 else "memory.limit_in_bytes"
+        assert number(str(parts["memory"] / key / memory)) == 96 * MIB
+        assert number(str(parts["pids"] / key / "pids.max")) == 33
+        assert (await first.exec("echo works")).stdout == "works\n"
+        assert group(first), "a command ran outside of the group"
 
 
-@needs_cpu
-async def test_adopted_sandboxes_share_the_weight_of_their_group(
-    tmp_path: Path, layers: Path
-) -> None:
-    async with open_host(tmp_path, layers) as host:
-        sandboxes = [await host.create(f"many-{one}") for one in range(3)]
-        await until_weights(3, *sandboxes)
-        # While there is no engine, nothing changes the weights.
-        await sandboxes[2].sleep()
+async def test_adopted_sandboxes_stay_in_their_group(base: Path, image: Path) -> None:
+    async with open_host(base, image, pool=2) as host:
+        await fill_pool(host, 2)
+        before = [group(one) for one in await create_all(host, "many", 2)]
         await host.aclose(detach=True)
-    async with open_host(tmp_path, layers) as host:
+    async with open_host(base, image) as host:
         adopted = [host.sandbox(f"many-{one}") for one in range(2)]
-        await until_weights(2, *adopted)
+        assert [group(one) for one in adopted] == before
+        stats = await adopted[0].stats()
+        assert stats.memory
+        for one in adopted:
+            await one.destroy()
+        assert find_leftovers(host.home) == []
 
 
-@needs_cpu
-async def test_busy_sandboxes_of_one_group_leave_another_its_share(
-    tmp_path: Path, layers: Path
-) -> None:
-    """With equal weights of sandboxes, the single one would get a fifth of that of the others."""
-    async with open_host(tmp_path, layers) as host:
-        single = await host.create("one-0")
-        many = [await host.create(f"many-{one}") for one in range(8)]
-        await until_weights(8, *many)
-        for sandbox in (single, *many):
-            for _ in range(2):
-                await sandbox.start_process(SPIN)
-        used = await cpu_seconds_of(single, *many)
-    assert used[0] >= 0.5 * sum(used[1:]), used
+async def test_working_sandbox_has_the_whole_share_of_its_group(base: Path, image: Path) -> None:
+    """Programs in eight sandboxes of one group do not starve the only one that works in another.
+
+    All run on one CPU, so that their shares do not depend on others. Divided among sandboxes,
+    the one would have a ninth; divided by the awake sandboxes of its group, an eleventh.
+    """
+    async with open_host(base, image) as host:
+        many = await create_all(host, "many", 8)
+        mine = await create_all(host, "mine", 10)
+        assert len({group(one) for one in many}) == len({group(one) for one in mine}) == 1
+        cpu = {min(os.sched_getaffinity(0))}
+        working = [mine[0], *many]
+        # All begin at once: in a sandbox that computes already, starting another takes long.
+        await asyncio.gather(*(one.start_process(f"kill -STOP $$; {SPIN}") for one in working))
+        for pid in pids(*working):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(pid, cpu)
+        used = await cpu_seconds_of(*working)
+    assert used[0] >= 0.4 * sum(used), used
+
+
+def pids(*sandboxes: Sandbox) -> list[int]:
+    """Return all processes of sandboxes."""
+    return [pid for one in sandboxes if (run := one.lifecycle.run) for pid in run.jail.pids()]
 
 
 async def cpu_seconds_of(*sandboxes: Sandbox) -> list[float]:
-    """Return the CPU time of each in two seconds, or until it is enough to compare."""
+    """Return the CPU time that each uses until it is enough to compare, once they continue."""
     before = await cpu_seconds(*sandboxes)
-    for _ in range(5):
-        await asyncio.sleep(2)
+    while True:
+        for pid in pids(*sandboxes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(0.2)
         now = await cpu_seconds(*sandboxes)
         used = [end - start for start, end in zip(before, now, strict=True)]
-        if sum(used) > 0.5:
-            break
-    return used
+        if sum(used) > 1:
+            return used
 
 
 async def cpu_seconds(*sandboxes: Sandbox) -> list[float]:
-    found = []
-    for sandbox in sandboxes:
-        run = sandbox.lifecycle.run
-        assert run is not None
-        seconds = (await run.jail.stats()).cpu_seconds
-        assert seconds is not None
-        found.append(seconds)
-    return found
+    """Return the CPU time of each since it woke."""
+    stats = [await one.stats() for one in sandboxes]
+    return [one.cpu_seconds or 0.0 for one in stats]

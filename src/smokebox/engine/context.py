@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.egress.handler import load_handler
-from smokebox.engine.cpu_shares import CpuShares
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.expirations import Expirations
+from smokebox.engine.jail.cgroup import GROUP
 from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.names import random_id
 from smokebox.errors import IsolationUnavailable
@@ -62,8 +62,7 @@ class EngineContext:
 
     `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
     maps ids to the egress handlers of this process; `load_handler` imports named ones. `traffic`
-    sums up all sandboxes, `expirations` destroys those whose lifetime is over, and `cpu_shares`
-    divides the CPU among groups of sandboxes.
+    sums up all sandboxes, and `expirations` destroys those whose lifetime is over.
     """
 
     home: Home
@@ -86,7 +85,6 @@ class EngineContext:
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
     expirations: Expirations = field(default_factory=Expirations)
-    cpu_shares: CpuShares = field(default_factory=CpuShares)
 
     def jailer(self, tier: str) -> Jailer:
         """Return the jailer of a tier. Raises `IsolationUnavailable`."""
@@ -103,11 +101,19 @@ class EngineContext:
         """Return a random jail name, tagged so that leftovers of this host are recognised."""
         return f"{self.tag}-{random_id()}"
 
-    def spec(self, key: str, image: Image | None, limits: Limits) -> JailSpec:
+    def cgroup_of(self, group: str) -> str:
+        """Return the name of the cgroup of a group of sandboxes of this host; "" for none."""
+        digest = hashlib.sha256(group.encode()).hexdigest()[:32]
+        return f"{GROUP}{self.tag}-{digest}" if group else ""
+
+    def spec(self, key: str, image: Image | None, limits: Limits, *, group: str = "") -> JailSpec:
         """Return the spec of a jail. Adopting a running jail needs no image."""
-        layers = image.layers if image is not None else ()
         return JailSpec(
-            key=key, directory=self.storage.directory(key), layers=layers, limits=limits
+            key=key,
+            directory=self.storage.directory(key),
+            layers=image.layers if image is not None else (),
+            limits=limits,
+            group=self.cgroup_of(group),
         )
 
     async def remove(self, key: str) -> None:

@@ -369,7 +369,6 @@ class Host:
             stack.push_async_callback(self._recipes.aclose)
             stack.push_async_callback(self._context.guard.aclose)
             stack.push_async_callback(self._context.expirations.aclose)
-            stack.push_async_callback(self._context.cpu_shares.aclose)
 
     async def __aenter__(self) -> Self:
         return self

@@ -211,7 +211,6 @@ class Lifecycle:
                 await self._clean_up_dead(row, f"it could not be adopted: {error}")
                 return
             self._context.guard.watch(self, self._run, before=row)
-            self._context.cpu_shares.add(row.settings.group, jail, adopted=True)
             self._spawn(self._watch(self._run))
         self._start_idle_timer()
 
@@ -250,8 +249,6 @@ class Lifecycle:
                 before = self._row
                 self._run = await self._start()
                 self._context.guard.watch(self, self._run, before=before)
-                assert self._row is not None
-                self._context.cpu_shares.add(self._row.settings.group, self._run.jail)
                 self._spawn(self._watch(self._run))
                 try:
                     await self._begin()
@@ -388,7 +385,6 @@ class Lifecycle:
         if full := await self._context.guard.over_disk(run):
             reason, cause = full, "disk"
         self._context.guard.forget(run)
-        self._context.cpu_shares.remove(self._row.settings.group, run.jail)
         await run.jail.kill()
         run.spills.close()
         await self._record_end(self._row, reason, cause)

@@ -86,5 +86,5 @@ def _memory(row: SandboxRow) -> int | None:
     jail = row.jail
     assert jail is not None
     with contextlib.suppress(SmokeboxError, OSError):
-        return detect().adopt(jail.key, jail.pid).stats().memory
+        return detect().adopt(jail.key, jail.pid, jail.group).stats().memory
     return kernfs.resident(jail.pid)

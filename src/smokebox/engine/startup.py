@@ -26,6 +26,8 @@ from smokebox.errors import SandboxGone, SmokeboxError, from_os_error
 from smokebox.runtime.spill import SpillFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.image import Image
     from smokebox.engine.jail.jail import Jail
@@ -98,12 +100,12 @@ async def _start(
 
     try:
         if jail is not None:
-            await record_state(jail.state)
+            await _claim(jail, context.cgroup_of(row.settings.group), record_state)
         else:
             disk = await context.snapshots.disk_limit(row.id, row.limits.disk)
             await asyncio.to_thread(context.storage.prepare, row.key, disk)
             await context.snapshots.prepare(row, image)
-            spec = context.spec(row.key, image, row.limits)
+            spec = context.spec(row.key, image, row.limits, group=row.settings.group)
             jail = await jailer.make(spec, on_fork=record_state)
         started = await _enter(context, replace(awake, jail=jail.state), jail, image)
     except BaseException as error:
@@ -117,6 +119,20 @@ async def _start(
     if not known:
         await context.catalog.touch(base.digest)
     return started
+
+
+async def _claim(
+    jail: Jail, group: str, record_state: Callable[[JailState], Awaitable[None]]
+) -> None:
+    """Record a jail of the pool, and move it into the group of its sandbox.
+
+    Until it is entered, it ends with this process.
+    """
+    steps = [record_state(replace(jail.state, group=group)), *([jail.join(group)] if group else [])]
+    # Both end before a failure is cleaned up after.
+    for result in await asyncio.gather(*steps, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def _origin(

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 FREEZE_SECONDS = 10.0
 KILL_SECONDS = 5.0
 REMOVE_SECONDS = 2.0
+JOIN_SECONDS = 5.0
 
-# Weight of a new cgroup where the CPU is contended, in the unit of version 1.
-CPU_WEIGHT = 1024
-# The same in version 2.
-_CPU_WEIGHT_V2 = 100
-# The kernel takes no less.
-_LEAST_CPU_SHARES = 2
+# Start of the name of a cgroup that holds the jails of one group, and of no key.
+GROUP = "group-"
 
 # Limit of the buffers of network sockets in version 1: a share of the limit of memory.
 BUFFERS = "memory.kmem.tcp.limit_in_bytes"
@@ -47,14 +44,20 @@ _LEAST_BUFFERS = 4 << 20
 
 _PERIOD_US = 100_000
 _ATTACH_ROUNDS = 8
+# An empty group may be removed between its creation and that of a cgroup in it.
+_MAKE_ROUNDS = 20
 _SIGNAL_BATCH = 64
 
 
 class Cgroup:
-    """The cgroup of one jail, created by `Hierarchy.create`."""
+    """The cgroup of one jail, created by `Hierarchy.create`.
 
-    def __init__(self, key: str, placement: CgroupPlacement) -> None:
-        if not key or "/" in key or key.startswith("."):
+    Jails of a group share the CPU weight of one jail: in the hierarchy of that controller, their
+    cgroups lie in one of the group. All weights are those that the kernel gives a new cgroup.
+    """
+
+    def __init__(self, key: str, placement: CgroupPlacement, group: str = "") -> None:
+        if not key or "/" in key or key.startswith((".", GROUP)):
             raise InvalidOption(
                 f"invalid name of a cgroup: {key!r}",
                 hint="Use letters, digits and dashes.",
@@ -63,10 +66,8 @@ class Cgroup:
             )
         self.key = key
         self.placement = placement
-        self._core = f"{placement.core}/{key}" if placement.core else None
-        self._paths = {name: f"{parent}/{key}" for name, parent in placement.parents.items()}
-        self._directories = [f"{parent}/{key}" for parent in placement.directories]
         self._last_oom_kills: int | None = None
+        self._locate(group)
 
     @property
     def joined(self) -> bool:
@@ -123,18 +124,6 @@ class Cgroup:
         if "cpu" in self._paths:
             self._limit_cpu(limits.cpu)
 
-    def set_cpu_weight(self, weight: int) -> None:
-        """Set its weight where the CPU is contended: `CPU_WEIGHT` is that of a new one."""
-        if "cpu" not in self._paths:
-            return
-        path = self._paths["cpu"]
-        with self._existing():
-            if self.placement.enforcement == "cgroup-v2":
-                value = max(1, round(weight * _CPU_WEIGHT_V2 / CPU_WEIGHT))
-                write(f"{path}/cpu.weight", str(value))
-            else:
-                write(f"{path}/cpu.shares", str(max(_LEAST_CPU_SHARES, weight)))
-
     def stats(self) -> JailStats:
         """Return the usage; memory excludes page cache that the kernel can reclaim."""
         memory = self._paths.get("memory", "")
@@ -162,9 +151,7 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         """Return its processes, by their pids in our namespace."""
-        lines = read(f"{self._directories[0]}/cgroup.procs").split()
-        # Zero is a process outside of our pid namespace.
-        return [int(line) for line in lines if line != "0"]
+        return _pids(self._directories[0])
 
     def abandoned(self, seconds: float) -> bool:
         """Return True if it has no process and is older than `seconds`."""
@@ -209,12 +196,15 @@ class Cgroup:
         )
 
     def remove(self, timeout: float = REMOVE_SECONDS) -> None:
-        """Remove it once its processes are gone. Safe to repeat."""
+        """Remove it once its processes are gone, and its group with the last. Safe to repeat."""
         self.oom_kills()
-        left = list(self._directories)
+        # Also where it was before an interrupted `join`.
+        outside = [f"{parent}/{self.key}" for parent in self.placement.directories]
+        left = list(dict.fromkeys([*self._directories, *outside]))
         for _ in _retries(timeout):
             left = [path for path in left if not _remove(path)]
             if not left:
+                self.placement.remove_group(self.group)
                 return
         raise DeadlineExceeded(
             f"cgroup {left[0]} is still in use, by {self.pids()[:5] or 'an unknown process'}",
@@ -225,14 +215,64 @@ class Cgroup:
 
     def make(self, limits: Limits) -> None:
         """Create its directories and set the limits."""
-        try:
-            self._make_directories(limits)
-        except FileNotFoundError:
-            self.placement.prepare()
-            self._make_directories(limits)
+        self._make_directories(self._directories, limits)
 
-    def _make_directories(self, limits: Limits) -> None:
-        for directory in self._directories:
+    def join(self, group: str) -> None:
+        """Move it into a group, without its limits.
+
+        For a jail that runs no program of its tenant yet: it has no limits until they are set, and
+        version 2 does not count what its memory was before.
+        """
+        before = self._directories
+        self._locate(group)
+        pairs = zip(before, self._directories, strict=True)
+        moves = [(old, new) for old, new in pairs if old != new]
+        self._make_directories([new for _, new in moves])
+        for old, new in moves:
+            self._move(old, new)
+
+    def _locate(self, group: str) -> None:
+        """Set its directories, from the core first."""
+        self.group = group
+        placement = self.placement
+        inside = {
+            one: f"{placement.inside(one, group)}/{self.key}" for one in placement.directories
+        }
+        self._core = inside[placement.core] if placement.core else None
+        self._paths = {name: inside[parent] for name, parent in placement.parents.items()}
+        self._directories = list(inside.values())
+
+    def _move(self, old: str, new: str) -> None:
+        for _ in _retries(JOIN_SECONDS):
+            # Children forked meanwhile are in the same directory as their parent.
+            if not (pids := _pids(old)) and _remove(old):
+                return
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    write(f"{new}/cgroup.procs", str(pid))
+        raise DeadlineExceeded(
+            f"processes {_pids(old)[:5]} of {self.key} did not move into its group",
+            hint="Create the sandbox again.",
+            operation="join",
+            timeout=JOIN_SECONDS,
+        )
+
+    def _make_directories(self, directories: list[str], limits: Limits | None = None) -> None:
+        for left in reversed(range(_MAKE_ROUNDS)):
+            try:
+                self.placement.make_group(self.group)
+                self._make_each(directories)
+                if limits is not None:
+                    self._set_limits(limits)
+                return
+            except OSError as error:
+                # ENODEV: the parent was removed while it was open.
+                if not left or error.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
+            self.placement.prepare()
+
+    def _make_each(self, directories: list[str]) -> None:
+        for directory in directories:
             # One of an earlier run would still count its OOM kills.
             if not _remove(directory):
                 raise Conflict(
@@ -242,7 +282,6 @@ class Cgroup:
                     name=self.key,
                 )
             os.mkdir(directory, 0o755)
-        self._set_limits(limits)
 
     def _by_version(self, v2: str, v1: str) -> str:
         return v2 if self.placement.enforcement == "cgroup-v2" else v1
@@ -338,6 +377,12 @@ def buffers_limit(memory: int) -> int:
     return max(memory // _BUFFERS_SHARE, _LEAST_BUFFERS)
 
 
+def _pids(directory: str) -> list[int]:
+    lines = read(f"{directory}/cgroup.procs").split()
+    # Zero is a process outside of our pid namespace.
+    return [int(line) for line in lines if line != "0"]
+
+
 def _retries(timeout: float) -> Iterator[None]:
     """Yield at once and then at growing intervals, until the time is up."""
     end, pause = time.monotonic() + timeout, 0.0002
@@ -374,9 +419,7 @@ class ProcessTree(Cgroup):
     counted.
     """
 
-    def __init__(self, key: str, placement: CgroupPlacement) -> None:
-        super().__init__(key, placement)
-        self._first: int | None = None
+    _first: int | None = None
 
     def attach(self, pid: int) -> None:
         """Set the first process of the jail."""

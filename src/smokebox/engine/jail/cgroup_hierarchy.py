@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cgroup import BUFFERS, Cgroup, ProcessTree
+from smokebox.engine.jail.cgroup import BUFFERS, GROUP, Cgroup, ProcessTree
 from smokebox.engine.jail.kernfs import ancestors, read, write, write_if_exists
 from smokebox.errors import DeadlineExceeded, IsolationUnavailable
 
@@ -51,6 +51,13 @@ class CgroupPlacement:
         found = [self.core] if self.core else []
         return tuple(dict.fromkeys([*found, *self.parents.values()]))
 
+    def inside(self, directory: str, group: str) -> str:
+        """Return where the cgroups of a group lie in one of the directories."""
+        # In version 2 there is only one, and in version 1 the others have no weights.
+        return (
+            f"{directory}/{group}" if group and directory == self.parents.get("cpu") else directory
+        )
+
     def describe(self) -> str:
         """Describe the limits that apply, or what is missing and how to fix it."""
         if self.enforcement == "rlimits":
@@ -79,11 +86,30 @@ class CgroupPlacement:
             # again after the last: this one stays.
             write_if_exists(f"{self.parents['memory']}/{BUFFERS}", "-1")
         if self.enforcement == "cgroup-v2" and self.core:
-            wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in self.parents)
             for directory in (os.path.dirname(self.core), self.core):
-                write(f"{directory}/cgroup.subtree_control", wanted)
+                self._enable_controllers(directory)
             if self.crowded and "cpu" in self.parents:
                 write_if_exists(f"{self.crowded}/{ENGINE}/cpu.weight", str(_ENGINE_WEIGHT))
+
+    def make_group(self, group: str) -> None:
+        """Create the cgroup of a group, where there are weights. Safe to repeat."""
+        if not group or "cpu" not in self.parents:
+            return
+        directory = self.inside(self.parents["cpu"], group)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o755)
+        if self.enforcement == "cgroup-v2":
+            self._enable_controllers(directory)
+
+    def remove_group(self, group: str) -> None:
+        """Remove the cgroup of a group if no other is in it."""
+        if group and "cpu" in self.parents:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.inside(self.parents["cpu"], group))
+
+    def _enable_controllers(self, directory: str) -> None:
+        wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in self.parents)
+        write(f"{directory}/cgroup.subtree_control", wanted)
 
 
 def survey(*, mountinfo: str, membership: str, privileged: bool) -> CgroupPlacement:
@@ -245,9 +271,9 @@ class Hierarchy:
         """Describe the limits that apply, or what is missing and how to fix it."""
         return self.placement.describe()
 
-    def create(self, key: str, limits: Limits) -> Cgroup:
-        """Create the cgroup of a jail and set its limits."""
-        cgroup = self._cgroup(key)
+    def create(self, key: str, limits: Limits, group: str = "") -> Cgroup:
+        """Create the cgroup of a jail, in that of a group if it has one, and set its limits."""
+        cgroup = self._cgroup(key, group)
         try:
             cgroup.make(limits)
         except OSError as error:
@@ -260,9 +286,9 @@ class Hierarchy:
             ) from error
         return cgroup
 
-    def adopt(self, key: str, pid: int) -> Cgroup:
+    def adopt(self, key: str, pid: int, group: str = "") -> Cgroup:
         """Return the cgroup of a jail that another engine created, whose first process is `pid`."""
-        cgroup = self._cgroup(key)
+        cgroup = self._cgroup(key, group)
         if isinstance(cgroup, ProcessTree):
             cgroup.attach(pid)
         return cgroup
@@ -274,26 +300,42 @@ class Hierarchy:
 
         Several engines may share a host, and each knows only its own jails. With `prefix`, which
         only the keys of the caller start with, all such cgroups except `live` are killed and
-        removed. Without it, only those without processes and older than `idle` are removed.
+        removed. Without it, only those without processes and older than `idle` are removed. Groups
+        that nothing is in are removed in any case: `create` makes them again.
         """
         swept = []
-        for key in sorted(self._keys() - set(live)):
-            cgroup = Cgroup(key, self.placement)
+        keys, groups = self._find()
+        for key in sorted(keys.keys() - set(live)):
+            cgroup = Cgroup(key, self.placement, keys[key])
             if not (cgroup.abandoned(idle) if prefix is None else key.startswith(prefix)):
                 continue
             with contextlib.suppress(DeadlineExceeded):
                 cgroup.kill()
                 cgroup.remove()
                 swept.append(key)
+        for group in groups:
+            self.placement.remove_group(group)
         return swept
 
-    def _cgroup(self, key: str) -> Cgroup:
+    def _cgroup(self, key: str, group: str) -> Cgroup:
         kind = ProcessTree if self.enforcement == "rlimits" else Cgroup
-        return kind(key, self.placement)
+        return kind(key, self.placement, group)
 
-    def _keys(self) -> set[str]:
-        found: set[str] = set()
+    def _find(self) -> tuple[dict[str, str], set[str]]:
+        """Return the group of each key, "" if it has none, and all groups."""
+        keys: dict[str, str] = {}
+        groups: set[str] = set()
         for directory in self.placement.directories:
-            with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-                found.update(entry.name for entry in entries if entry.is_dir())
-        return found
+            for name in _subdirectories(directory):
+                if name.startswith(GROUP):
+                    groups.add(name)
+                    keys.update(dict.fromkeys(_subdirectories(f"{directory}/{name}"), name))
+                else:
+                    keys.setdefault(name, "")
+        return keys, groups
+
+
+def _subdirectories(directory: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return [entry.name for entry in entries if entry.is_dir()]
+    return []

@@ -195,9 +195,12 @@ class Jail:
         """Change the limits of its cgroup."""
         await asyncio.to_thread(self._cgroup.set_limits, limits)
 
-    def set_cpu_weight(self, weight: int) -> None:
-        """Set the weight of its cgroup where the CPU is contended. Blocks briefly."""
-        self._cgroup.set_cpu_weight(weight)
+    async def join(self, group: str) -> None:
+        """Move a jail that is not entered yet into a group (see `JailSpec`)."""
+        await asyncio.to_thread(self._cgroup.join, group)
+        self.state = replace(self.state, group=group)
+        # Its limits stayed behind: `enter` sets them.
+        self._limits = None
 
     async def kill(self) -> None:
         """Kill all its processes, wait for them, and remove its cgroup. Safe to repeat."""
@@ -390,7 +393,7 @@ class Jailer(abc.ABC):
             pidfd=pidfd,
             root=os.open("/", os.O_PATH | os.O_CLOEXEC),
             egress_sockets=EgressSockets(),
-            cgroup=self._hierarchy.adopt(state.key, state.pid),
+            cgroup=self._hierarchy.adopt(state.key, state.pid, state.group),
         )
         try:
             await jail.attach()
@@ -412,17 +415,18 @@ class Jailer(abc.ABC):
             first_uid=owner.uid,
             uids=owner.count,
             enforcement=self._hierarchy.enforcement,
+            group=spec.group,
             extra={"boot": boot_id()},
         )
 
     async def _create_cgroup(self, spec: JailSpec) -> Cgroup:
         create, limits = self._hierarchy.create, self.cgroup_limits(spec.limits)
         if self._hierarchy.enforcement == "rlimits":
-            return create(spec.key, limits)
+            return create(spec.key, limits, spec.group)
         created: list[Cgroup] = []
 
         async def run() -> None:
-            created.append(await asyncio.to_thread(create, spec.key, limits))
+            created.append(await asyncio.to_thread(create, spec.key, limits, spec.group))
 
         try:
             # A cancelled call does not stop its thread.

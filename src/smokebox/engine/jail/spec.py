@@ -19,13 +19,15 @@ class JailSpec:
 
     `key` names it on this host, in its cgroup and its directory. In `directory`, `data` holds the
     upper and work directories of the overlays, by target of the layers, and `run` its sockets,
-    logs and pipes. `run/io` is mounted inside at `/run/smokebox`, read-only.
+    logs and pipes. `run/io` is mounted inside at `/run/smokebox`, read-only. The jails of a `group`
+    share the CPU weight of one; it names their cgroup, and "" is no group.
     """
 
     key: str
     directory: str
     layers: tuple[Layer, ...]
     limits: Limits
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class JailState:
     first_uid: int
     uids: int
     enforcement: Enforcement
+    group: str = ""
     extra: dict[str, str] = field(default_factory=dict)
 
 

@@ -33,7 +33,7 @@ class RunSettings:
     """Settings of a sandbox and its runs.
 
     `sleep_after` is idle seconds, and `lifetime` seconds from creation to destruction; None is
-    never. The awake sandboxes of a `group` share the CPU weight of one; "" is no group.
+    never. The sandboxes of a `group` share the CPU weight of one; "" is no group.
     """
 
     sleep_after: float | None = 600.0
