@@ -122,6 +122,42 @@ def test_processes_that_fork_join_with_all_their_children(hierarchy: Hierarchy) 
             remove(cgroup)
 
 
+def test_process_moves_itself_into_a_group(hierarchy: Hierarchy) -> None:
+    code = 'read -r tasks; [ -z "$tasks" ] || echo 0 >"$tasks"; echo; exec sleep 60'
+    with subprocess.Popen(
+        ["sh", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        cgroup = hierarchy.create("mine-1", Limits())
+        cgroup.attach(process.pid)
+        cgroup.join(MANY, by_itself=True)
+        fds = cgroup.open_tasks()
+        # In version 2 the process was moved already.
+        assert len(fds) == (hierarchy.enforcement == "cgroup-v1")
+        process.stdin.write("".join(os.readlink(f"/proc/self/fd/{fd}") for fd in fds) + "\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        for fd in fds:
+            os.close(fd)
+        assert members(cpu(hierarchy) / MANY / "mine-1") == [process.pid]
+        cgroup.finish_join()
+        assert not (cpu(hierarchy) / "mine-1").exists()
+        assert cgroup.open_tasks() == []
+        remove(cgroup)
+
+
+def test_process_that_did_not_move_itself_is_moved(
+    hierarchy: Hierarchy, process: subprocess.Popen[bytes]
+) -> None:
+    cgroup = hierarchy.create("mine-1", Limits())
+    cgroup.attach(process.pid)
+    cgroup.join(MANY, by_itself=True)
+    cgroup.finish_join()
+    assert process.pid in members(cpu(hierarchy) / MANY / "mine-1")
+    remove(cgroup)
+
+
 def remove(cgroup: Cgroup) -> None:
     cgroup.kill()
     cgroup.remove()

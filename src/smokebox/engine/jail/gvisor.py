@@ -43,6 +43,8 @@ _HINT = f"Install gVisor: apt-get install -y runsc (Debian, Ubuntu), or set {RUN
 class GvisorJail(Jail):
     """A jail with a gVisor kernel, as the engine sees it."""
 
+    enters_alone = False
+
     def rlimits(self, limits: Limits) -> dict[int, int]:
         """Return the rlimits of each of its processes, with the limit of processes.
 

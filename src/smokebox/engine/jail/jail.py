@@ -60,6 +60,9 @@ class Jail:
     keeps the jail from ending as an orphan. `limits` are those that a new jail was created with.
     """
 
+    enters_alone: ClassVar[bool] = True
+    """True if one process is the whole jail until `enter`."""
+
     def __init__(
         self,
         state: JailState,
@@ -122,12 +125,18 @@ class Jail:
             "orphan_timeout": orphan_timeout or 0.0,
         }
         try:
-            engine.send(json.dumps(message).encode())
+            with contextlib.ExitStack() as sent:
+                tasks = self._cgroup.open_tasks()
+                for fd in tasks:
+                    sent.callback(os.close, fd)
+                socket.send_fds(engine, [json.dumps(message).encode()], tasks)
             _, fds = await receive_report(engine)
         except (ConnectionError, ProcessLookupError) as error:
             raise self._gone("was killed before it was entered") from error
         for fd in fds:
             os.close(fd)
+        if tasks:
+            await asyncio.to_thread(self._cgroup.finish_join)
 
     def set_orphan_timeout(self, seconds: float | None) -> None:
         """Set how long it keeps running when no engine is attached; None is for ever."""
@@ -197,7 +206,7 @@ class Jail:
 
     async def join(self, group: str) -> None:
         """Move a jail that is not entered yet into a group (see `JailSpec`)."""
-        await asyncio.to_thread(self._cgroup.join, group)
+        await asyncio.to_thread(self._cgroup.join, group, by_itself=self.enters_alone)
         self.state = replace(self.state, group=group)
         # Its limits stayed behind: `enter` sets them.
         self._limits = None

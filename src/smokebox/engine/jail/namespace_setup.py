@@ -240,9 +240,13 @@ class NamespaceSetup:
     def enter(self) -> bool:
         """Wait for the host name and limits, and drop privileges. False if the engine is gone."""
         self.stage = "enter"
-        message = self.setup.recv(MESSAGE_SIZE)
+        message, tasks = receive_fds(self.setup, MESSAGE_SIZE, 1)
         if not message:
             return False
+        for fd in tasks:
+            # A thread that moves itself does not wait for the kernel to synchronise its readers.
+            os.write(fd, b"0")
+            os.close(fd)
         fields = json.loads(message)
         self.orphan_timeout = float(fields["orphan_timeout"])
         set_hostname(str(fields["hostname"]))
