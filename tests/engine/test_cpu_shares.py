@@ -82,7 +82,7 @@ async def open_host(
 
 
 async def create(host: Host, id: str, limits: Limits | None = None) -> Sandbox:
-    return await host.create(id, image="dir:small", limits=limits)
+    return await host.create(id, image="dir:small", limits=limits or Limits())
 
 
 async def create_all(host: Host, group: str, count: int) -> list[Sandbox]:
