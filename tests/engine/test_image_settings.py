@@ -8,32 +8,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from smokebox.engine.host import Host
-from smokebox.engine.images.store import open_store
+from smokebox.engine.images.store import ImageStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.engine.images.image import Image
-    from smokebox.engine.images.store import ImageStore
-
-
-class ConfiguredStore:
-    """A store whose images have the cwd /srv/app and the user nobody."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-
-    async def get(self, name: str, **options: Any) -> Image:
-        image = await self._store.get(name, **options)
-        return replace(image, config=replace(image.config, cwd="/srv/app", user="nobody"))
 
 
 @pytest.fixture(autouse=True)
-def use_configured_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "smokebox.engine.host.open_store",
-        lambda layers, **options: ConfiguredStore(open_store(layers, **options)),
-    )
+def use_configured_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all images the cwd /srv/app and the user nobody."""
+    get = ImageStore.get
+
+    async def get_configured(store: ImageStore, name: str, **options: Any) -> Image:
+        image = await get(store, name, **options)
+        return replace(image, config=replace(image.config, cwd="/srv/app", user="nobody"))
+
+    monkeypatch.setattr(ImageStore, "get", get_configured)
 
 
 async def test_commands_and_sessions_start_in_the_cwd_of_the_image(host: Host) -> None:

@@ -255,12 +255,17 @@ class TestDirectories:
             files.remove("/", recursive=True)
         assert os.listdir(root) == []
 
-    def test_remove_tree_without_permissions(self, files: RootedFiles, root: Path) -> None:
+    @pytest.mark.parametrize("mode", [0o500, 0o400, 0o200, 0o100, 0o600, 0])
+    def test_remove_tree_without_permissions(
+        self, files: RootedFiles, root: Path, mode: int
+    ) -> None:
         """Root inside may do it, even if it is an ordinary user outside."""
         (root / "d/closed/sub").mkdir(parents=True)
         (root / "d/closed/f").touch()
         (root / "d/closed/sub").chmod(0)
-        (root / "d/closed").chmod(0o500)
+        (root / "d/closed").chmod(mode)
+        (root / "d/without_files/sub").mkdir(parents=True)
+        (root / "d/without_files").chmod(mode)
         files.remove("/d", recursive=True)
         assert os.listdir(root) == []
 

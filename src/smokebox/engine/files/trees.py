@@ -208,7 +208,12 @@ def _enter(levels: list[_RemovalLevel], name: str) -> None:
     if len(levels) >= _MAX_OPEN_LEVELS and _hoist(level, name, levels[0]):
         return
     try:
-        levels.append(_RemovalLevel(level.fd, name))
+        try:
+            levels.append(_RemovalLevel(level.fd, name))
+        except PermissionError:
+            # The directory that it is in may be listed and not entered.
+            _permit(level.fd)
+            levels.append(_RemovalLevel(level.fd, name))
     except OSError as error:
         # It may have been replaced by a file or a symlink.
         if error.errno not in REPLACED or not level.unlink(name):
