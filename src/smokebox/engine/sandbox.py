@@ -306,7 +306,9 @@ class Sandbox:
         row = await self.lifecycle.row()
         if row is None:
             return None
-        disk = await asyncio.to_thread(self._context.storage.enforcement, row.key)
+        disk: DiskEnforcement = "measured"
+        if (storage := self._context.storage).has_quotas:
+            disk = await asyncio.to_thread(storage.enforcement, row.key)
         return info_of(row, self.lifecycle.used_at, disk)
 
     async def stats(self) -> SandboxStats:

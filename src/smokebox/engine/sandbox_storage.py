@@ -106,6 +106,11 @@ class SandboxStorage:
         place = self._place(key)
         return place.quotas.state(place.path(key)) if place.quotas is not None else None
 
+    @property
+    def has_quotas(self) -> bool:
+        """True if the kernel enforces the disk limits of any sandbox."""
+        return any(place.quotas is not None for place in self._places)
+
     def enforcement(self, key: str) -> DiskEnforcement:
         """Return how the disk limit of a sandbox is enforced."""
         return self._place(key).enforcement if self.quota(key) is not None else "measured"
