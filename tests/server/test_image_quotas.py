@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import io
 import itertools
@@ -12,22 +11,23 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from http_response import fetch
 from oci_images import TestImage, tar
 from registry_server import RegistryServer, run_registry
+from server.key_client import client
 from smokebox.engine.images.registry.access import RegistryConfig, RegistrySettings
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
 from smokebox.tenancy.profile import Profile
-from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    import aiohttp
 
 MIB = 1 << 20
 CEILING = 4 * MIB
@@ -60,18 +60,6 @@ async def server(tmp_path: Path, registry: RegistryServer) -> AsyncIterator[Runn
     )
     async with run_server(settings) as server:
         yield server
-
-
-@contextlib.asynccontextmanager
-async def client(
-    server: RunningServer, prefix: str = "", *, admin: bool = False, profile: str | None = None
-) -> AsyncIterator[aiohttp.ClientSession]:
-    """Yield a client with a new key."""
-    body = CreateKey(name="k", prefix=prefix, admin=admin, profile=profile, overlap=True)
-    key = await server.state.keys.create(body)
-    headers = {"authorization": f"Bearer {key.key}", "x-key-id": key.id}
-    async with aiohttp.ClientSession(server.url, headers=headers) as session:
-        yield session
 
 
 def push(registry: RegistryServer, *layers: bytes, team: str = "team") -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from oci_images import TestImage, busybox, push_with_password, sha256, tar
 from registry_server import PASSWORD, USER, RegistryServer, htpasswd_auth, run_registry
+from server.key_client import client
 from smokebox.engine.images.registry.access import (
     Credentials,
     RegistryConfig,
@@ -22,11 +21,12 @@ from smokebox.engine.images.registry.access import (
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
 from smokebox.tenancy.profile import Profile
-from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    import aiohttp
 
     from smokebox.server.server import RunningServer
 
@@ -71,18 +71,6 @@ async def server(tmp_path: Path, registry: RegistryServer) -> AsyncIterator[Runn
     )
     async with run_server(settings) as server:
         yield server
-
-
-@contextlib.asynccontextmanager
-async def client(
-    server: RunningServer, prefix: str = "", *, admin: bool = False, profile: str | None = None
-) -> AsyncIterator[aiohttp.ClientSession]:
-    """Return a client with a new key."""
-    body = CreateKey(name="k", prefix=prefix, admin=admin, profile=profile, overlap=True)
-    key = await server.state.keys.create(body)
-    headers = {"authorization": f"Bearer {key.key}"}
-    async with aiohttp.ClientSession(server.url, headers=headers) as session:
-        yield session
 
 
 async def pull(session: aiohttp.ClientSession, image: str, **body: Any) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from server.test_images import client
+from server.key_client import client
 from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings

@@ -31,7 +31,7 @@ _FRESH_SECONDS = 5.0
 
 
 class _Account:
-    """What an owner uses, and what its running work has added so far."""
+    """Use of an owner, and the bytes that its running work has added so far."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
