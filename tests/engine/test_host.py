@@ -167,6 +167,34 @@ async def test_cwd_applies_to_commands_and_relative_paths(host: Host) -> None:
     assert sandbox.resolve_path("a") == "/srv/app/a"
 
 
+IGNORED_SIGNALS = "grep SigIgn /proc/self/status"
+
+
+async def test_signals_ignored_by_the_engine_reach_programs(tmp_path: Path, layers: Path) -> None:
+    """Its parent may ignore some, as nohup and shells do for what runs in the background."""
+    ignored = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1]
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    try:
+        async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
+            sandbox = host.sandbox("box")
+            await sandbox.wake()
+            await sandbox.sessions.create("session")
+            results = [
+                await sandbox.exec(IGNORED_SIGNALS),
+                await sandbox.exec(IGNORED_SIGNALS, user="nobody"),
+                await sandbox.exec(IGNORED_SIGNALS, session="session"),
+            ]
+            for result in results:
+                found = int(result.stdout.split()[1], 16)
+                assert not any(found >> number - 1 & 1 for number in ignored)
+            terminal = await sandbox.terminals.create("terminal", command=["cat"])
+            await terminal.kill()
+            assert terminal.exit_code == 128 + signal.SIGHUP
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @needs_root
 async def test_user_applies_unless_a_command_has_another(host: Host) -> None:
     sandbox = host.sandbox("user", user="nobody")

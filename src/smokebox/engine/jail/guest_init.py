@@ -321,8 +321,9 @@ class GuestSupervisor(Supervisor):
             os.setresgid(int(gid), int(gid), int(gid))
             os.setresuid(int(uid), int(uid), int(uid))
         signal.set_wakeup_fd(-1)
-        # Exec resets handlers, but not the signals that Python ignores.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        # Exec resets handlers, but not the signals that Python or the engine's parent ignores, such
+        # as nohup.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(program[0], program, dict(pair.split(b"=", 1) for pair in env))
