@@ -16,6 +16,7 @@ from smokebox.engine.jail.cgroup import GROUP
 from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.names import random_id
 from smokebox.errors import IsolationUnavailable
+from smokebox.foundation.loop_shares import LoopShares
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -85,6 +86,7 @@ class EngineContext:
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
     expirations: Expirations = field(default_factory=Expirations)
+    shares: LoopShares = field(default_factory=LoopShares)
 
     def jailer(self, tier: str) -> Jailer:
         """Return the jailer of a tier. Raises `IsolationUnavailable`."""

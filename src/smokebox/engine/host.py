@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.engine.record.rows import SandboxRow
+    from smokebox.foundation.loop_shares import LoopShares
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
 
@@ -182,6 +183,11 @@ class Host:
     def images(self) -> Images:
         """The images that sandboxes can start from, besides `host` and `dir:NAME`."""
         return self._images
+
+    @property
+    def shares(self) -> LoopShares:
+        """The shares of the event loop that tenants use."""
+        return self._context.shares
 
     @property
     def registries(self) -> RegistryImages:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.jail import Jail
     from smokebox.engine.record.rows import StopCause
     from smokebox.engine.run import Run, RunPart
+    from smokebox.foundation.loop_shares import LoopShare
 
 T = TypeVar("T")
 
@@ -116,6 +117,12 @@ class Lifecycle:
     def layers(self) -> EgressLayers | None:
         """The egress layers, or None while the record has not been read."""
         return self._row.egress if self._row is not None else None
+
+    @property
+    def share(self) -> LoopShare | None:
+        """The share of the event loop that its tenant has; None while the record is not read."""
+        row = self._row
+        return self._context.shares.share(row.settings.group) if row is not None else None
 
     async def update(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
         """Change the record and the current run. Wakes a sandbox that was never woken."""

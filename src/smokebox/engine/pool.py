@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,8 @@ class JailPool:
 
     def _start_filling(self) -> asyncio.Task[None]:
         if self._filling is None or self._filling.done():
-            self._filling = asyncio.create_task(self._fill())
+            # Not as work of the tenant whose request took a jail: others wait for it too.
+            self._filling = asyncio.create_task(self._fill(), context=contextvars.Context())
         return self._filling
 
     async def _fill(self) -> None:

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from smokebox.engine.record.rows import SandboxRow
     from smokebox.engine.run import Command
     from smokebox.engine.sandbox_storage import DiskEnforcement
+    from smokebox.foundation.loop_shares import LoopShare
     from smokebox.limits import ProcessLimits
     from smokebox.runtime.stream import Chunk
 
@@ -108,6 +109,11 @@ class Sandbox:
         self.lifecycle = Lifecycle(id, context, self._reset)
         self._checkouts: set[str] = set()
         self._build_parts()
+
+    @property
+    def share(self) -> LoopShare | None:
+        """The share of the event loop that its tenant has; None while the record is not read."""
+        return self.lifecycle.share
 
     @property
     def cwd(self) -> str:
@@ -365,6 +371,7 @@ class Sandbox:
         self.egress_proxy = EgressProxy(
             self.id,
             layers=lambda: lifecycle.layers,
+            share=lambda: lifecycle.share,
             handlers=context.handlers.get(self.id) or HandlerRegistry(context.load_handler),
             workers=context.workers,
             traffic=context.traffic,

@@ -10,15 +10,18 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from smokebox.engine.files.credentials import set_thread_umask
+from smokebox.foundation.loop_shares import current_share, current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from smokebox.foundation.loop_shares import LoopShare
 
 
 P = ParamSpec("P")
@@ -30,9 +33,11 @@ PARTY_THREADS = 8
 # Time limit for a cancelled call to wait for work that hangs in the kernel.
 CANCEL_SECONDS = 5.0
 _CHECK_SECONDS = 0.1
-
-# The tenant that work is done for: the id of its key.
-current_party: ContextVar[str] = ContextVar("current_party", default="")
+# Each call of the kernel gives up the interpreter, so that threads which make many keep the event
+# loop from it. Work that is not short has one thread of a tenant, for a third of the time.
+_SHORT_SECONDS = 0.005
+_SLICE_SECONDS = 0.002
+_REST_SECONDS = 0.004
 
 
 class JobStopped(Exception):
@@ -40,13 +45,28 @@ class JobStopped(Exception):
 
 
 class Job:
-    """One unit of work, which `stop` ends at its next checkpoint."""
+    """One unit of work, which `stop` ends at its next checkpoint.
 
-    __slots__ = ("_always", "_stopped")
+    Long work of a tenant rests at checkpoints while others use the event loop.
+    """
+
+    __slots__ = ("_always", "_has_turn", "_rest_at", "_share", "_stopped")
 
     def __init__(self) -> None:
         self._stopped = False
         self._always = False
+        self._share: LoopShare | None = None
+        self._rest_at = 0.0
+        self._has_turn = False
+
+    def begin(self, share: LoopShare | None) -> None:
+        """Begin work for a tenant, in this thread."""
+        self._share = share
+        self._rest_at = time.perf_counter() + _SHORT_SECONDS
+
+    def end(self) -> None:
+        """End the work, in this thread."""
+        self._give_turn()
 
     def stop_all(self) -> None:
         """Request the end of all threads that do this work."""
@@ -61,6 +81,25 @@ class Job:
         if self._stopped:
             self._stopped = self._always
             raise JobStopped
+        if self._share is not None and time.perf_counter() >= self._rest_at:
+            self._rest(self._share)
+
+    def _rest(self, share: LoopShare) -> None:
+        """Let the event loop run, and then the other long work of the tenant."""
+        self._give_turn()
+        if share.has_others:
+            time.sleep(_REST_SECONDS)
+            while not share.thread_turn.acquire(timeout=_CHECK_SECONDS):
+                if self._stopped:
+                    return
+            self._has_turn = True
+        self._rest_at = time.perf_counter() + _SLICE_SECONDS
+
+    def _give_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            assert self._share is not None
+            self._share.thread_turn.release()
 
 
 class _ThreadState(threading.local):
@@ -112,7 +151,8 @@ class _PendingCall:
         self._work = work
         self._claim = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[object] = self._loop.create_future()
+        self._share = current_share()
+        self._result: asyncio.Future[object] | None = self._loop.create_future()
         self.done = False
         self._finished: asyncio.Event | None = None
 
@@ -127,28 +167,44 @@ class _PendingCall:
         result: object = None
         failure: BaseException | None = None
         _thread.job = self._job
+        self._job.begin(self._share)
+        started = time.thread_time()
         try:
             result = self._work()
         except BaseException as error:
             failure = error
         finally:
             _thread.job = None
+            self._job.end()
+        seconds = time.thread_time() - started
         # The loop may have been closed meanwhile.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._deliver, result, failure)
+            self._loop.call_soon_threadsafe(self._deliver, seconds, result, failure)
         # The traceback of the error refers to this frame: together they would form a cycle.
         del failure
 
-    def _deliver(self, result: object, failure: BaseException | None) -> None:
+    def _deliver(self, seconds: float, result: object, failure: BaseException | None) -> None:
         self.done = True
+        if self._share is not None:
+            # It may have kept the interpreter from the event loop for all of this time.
+            self._share.charge(seconds)
         if self._finished is not None:
             self._finished.set()
-        if self.result.done():
+        if self._result is None or self._result.done():
             return
         if failure is None:
-            self.result.set_result(result)
+            self._result.set_result(result)
         else:
-            self.result.set_exception(failure)
+            self._result.set_exception(failure)
+
+    async def result(self) -> object:
+        """Return the result of the work. Works once."""
+        assert self._result is not None
+        try:
+            return await self._result
+        finally:
+            # The traceback of an error refers to frames that refer to this object.
+            self._result = None
 
     async def wait(self) -> None:
         """Wait for the end of the work despite further cancellation, up to a deadline."""
@@ -188,7 +244,7 @@ class Workers:
         async with self._share():
             call = self._submit(job, functools.partial(work, *args, **kwargs))
             try:
-                return await call.result  # type: ignore[return-value]
+                return await call.result()  # type: ignore[return-value]
             except asyncio.CancelledError:
                 if not call.claim():
                     job.stop()
@@ -199,7 +255,7 @@ class Workers:
         """Call `work` in a thread and complete it even when cancelled."""
         call = self._submit(Job(), functools.partial(work, *args, **kwargs))
         try:
-            await call.result
+            await call.result()
         except asyncio.CancelledError:
             await call.wait()
             raise
@@ -212,7 +268,7 @@ class Workers:
     @contextlib.asynccontextmanager
     async def _share(self) -> AsyncIterator[None]:
         """Wait until the party of this context may occupy another thread."""
-        party = current_party.get()
+        party = current_tenant()
         share = self._shares.setdefault(party, _Share())
         share.calls += 1
         try:

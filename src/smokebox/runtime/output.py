@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 16 << 20
 FLUSH_SIZE = 4 << 20
-# Larger output is decoded in a thread, in pieces of this size: each keeps the interpreter.
+# Larger output is decoded in a thread, piece by piece: each keeps the interpreter.
 PIECE_SIZE = 256 << 10
+_LONGEST_CHARACTER = 4
 
 
 class Decoder:
@@ -28,6 +29,11 @@ class Decoder:
     def feed(self, data: bytes) -> str:
         """Decode `data`, up to an incomplete character at its end."""
         return self._decoder.decode(data)
+
+    @property
+    def pending(self) -> int:
+        """Number of bytes of the incomplete character at the end."""
+        return len(self._decoder.getstate()[0])
 
     def finish(self) -> str:
         """Decode the incomplete character at the end of the stream."""
@@ -93,18 +99,21 @@ class Output:
 
     def finish(self) -> CapturedStream:
         """Return the stream as text, with a marker line in place of omitted bytes."""
+        decoder = Decoder()
+        texts = [decoder.feed(piece) for piece in self._head]
         if not self.truncated:
-            return CapturedStream(text=_decode(b"".join(self._head)))
+            return CapturedStream(text="".join((*texts, decoder.finish())))
         self.flush()
         file = None
         if self._spill is not None:
             self._spill.finish()
             file = self._spill.shown_path
-        head = _trim_end(self._head[0])
-        tail = _trim_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
-        marker = _marker(self._size - len(head) - len(tail), file)
-        text = _decode(head) + marker + _decode(tail)
-        return CapturedStream(text=text, truncated=True, file=file)
+        tail = self._trimmed_tail()
+        kept = self._head_limit - decoder.pending + sum(map(len, tail))
+        texts.append(_marker(self._size - kept, file))
+        decoder = Decoder()
+        texts += [decoder.feed(piece) for piece in tail]
+        return CapturedStream(text="".join((*texts, decoder.finish())), truncated=True, file=file)
 
     def abandon(self) -> None:
         """Remove the file; the result is no longer needed."""
@@ -114,12 +123,17 @@ class Output:
 
     def _overflow(self) -> None:
         self.truncated = True
-        everything = b"".join(self._head)
-        self._head = [everything[: self._head_limit]]
         with contextlib.suppress(OSError):
             self._spill = self._folder.open()
-        self._queue_for_flush(everything)
-        self._append_to_tail(everything[self._head_limit :])
+        everything, self._head = self._head, []
+        left = self._head_limit
+        for data in everything:
+            self._queue_for_flush(data)
+            if left:
+                self._head.append(data[:left])
+            if left < len(data):
+                self._append_to_tail(data[left:])
+            left = max(0, left - len(data))
 
     def _queue_for_flush(self, data: bytes) -> None:
         if self._spill is not None:
@@ -131,6 +145,14 @@ class Output:
         self._tail_size += len(data)
         while self._tail_size - len(self._tail[0]) >= self._limit - self._head_limit:
             self._tail_size -= len(self._tail.popleft())
+
+    def _trimmed_tail(self) -> list[bytes]:
+        """Return the tail within the limit, without an incomplete character at its start."""
+        first, *others = self._tail
+        first = first[self._tail_size - (self._limit - self._head_limit) :]
+        while others and len(first) < _LONGEST_CHARACTER:
+            first += others.pop(0)
+        return [_trim_start(first), *others]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,29 +202,9 @@ class Collector:
         return await asyncio.to_thread(output.finish) if output.slow else output.finish()
 
 
-def _decode(data: bytes) -> str:
-    if len(data) <= PIECE_SIZE:
-        return data.decode("utf-8", "replace")
-    decoder = Decoder()
-    pieces = [decoder.feed(data[at : at + PIECE_SIZE]) for at in range(0, len(data), PIECE_SIZE)]
-    return "".join((*pieces, decoder.finish()))
-
-
 def _marker(count: int, file: str | None) -> str:
     where = f"the whole stream is in {file}" if file else "the whole stream was not kept"
     return f"\n[smokebox: {count} bytes left out here; {where}]\n"
-
-
-def _trim_end(data: bytes) -> bytes:
-    """Remove an incomplete character at the end."""
-    for back in range(1, min(4, len(data) + 1)):
-        byte = data[-back]
-        if byte >= 0xC0:
-            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-back] if width > back else data
-        if byte < 0x80:
-            break
-    return data
 
 
 def _trim_start(data: bytes) -> bytes:

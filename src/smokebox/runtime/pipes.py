@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from smokebox.foundation.loop_shares import pause
 from smokebox.runtime.stream import Chunk
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Pipes:
                 self._reads += 1
                 if self._reads % _READS_PER_TURN == 0:
                     await asyncio.sleep(0)
+                    await pause()
                 return Chunk(self._pipes[fd], data)
         return None
 

@@ -22,10 +22,10 @@ from starlette.routing import Match, Route
 from starlette.websockets import WebSocketDisconnect
 
 from smokebox import __version__
-from smokebox.engine.workers import current_party
 from smokebox.errors import Forbidden, InvalidOption, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
+from smokebox.foundation.loop_shares import pause, run_in
 from smokebox.server import request_log
 from smokebox.server.responses import event
 from smokebox.tenancy.keys import take_authorization
@@ -160,16 +160,19 @@ class RequestGuard:
         scope["smokebox.principal"] = principal
         # The engine asks for it when it creates a sandbox for this request.
         current_principal.set(principal)
-        current_party.set(principal.id)
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
         try:
             with state.running.hold(principal.id, running):
-                await self.app(scope, receive, writer)
+                share = state.host.shares.share(principal.group)
+                await run_in(share, self._forward(scope, receive, writer))
         finally:
             if usage is not None:
                 usage.end()
+
+    async def _forward(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
+        await self.app(scope, receive, writer)
 
     def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
         """Find the client behind a trusted proxy, and count its request."""
@@ -268,6 +271,7 @@ class _CountedBody:
         self.size = 0
 
     async def __call__(self) -> Message:
+        await pause()
         message = await self._receive()
         self.size += len(message.get("body", b""))
         return message
@@ -357,6 +361,8 @@ class ResponseWriter:
             self._started = self.complete = True
             self.status = self.status or 403
         await self._send(message)
+        if message.get("more_body") or kind == "websocket.send":
+            await pause()
 
     async def fail(self, receive: Receive, failure: Failure, status: int) -> None:
         """Respond with an error.

@@ -16,8 +16,8 @@ import msgspec
 
 from smokebox.engine.processes.lifetime import ended_before, wait_timed_out
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
-from smokebox.engine.workers import current_party
 from smokebox.errors import InvalidOption, ServiceUnavailable
+from smokebox.foundation.loop_shares import current_tenant
 from smokebox.foundation.tasks import run_to_completion
 from smokebox.options import check_timeout
 from smokebox.types import LogMatch
@@ -77,7 +77,7 @@ class LogSearch:
         """Wait for a line as `BackgroundProcess.wait_for_log` does, with an untrusted pattern."""
         timeout = check_timeout(timeout)
         _check_pattern(pattern, flags)
-        tenant = current_party.get()
+        tenant = current_tenant()
         scan = LogScan(self, tenant, pattern, flags)
         condition = f"for it to log {pattern!r:.80}"
         try:

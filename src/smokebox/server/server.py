@@ -20,8 +20,11 @@ from smokebox.engine import Host
 from smokebox.foundation import endpoint
 from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import socket_path
+from smokebox.foundation.loop_shares import create_task
+from smokebox.foundation.memory import return_large_blocks
 from smokebox.foundation.scheduling import prefer_latency, prefer_session
 from smokebox.foundation.signals import handle_signals
+from smokebox.foundation.tenant_threads import TenantExecutor
 from smokebox.server import websocket
 from smokebox.server.app import create_app
 from smokebox.server.health import Drain, HealthCheck
@@ -76,6 +79,10 @@ async def serve(
         drain.begin(keep=True)
 
     sys.setswitchinterval(_SWITCH_SECONDS)
+    return_large_blocks()
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(create_task)
+    loop.set_default_executor(TenantExecutor())
     prefer_latency(_SLICE_SECONDS, nice=_NICE)
     prefer_session(_NICE)
     # Around everything: a signal must not interrupt putting sandboxes to sleep.

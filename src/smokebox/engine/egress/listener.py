@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from smokebox.foundation.loop_shares import LoopShare
+
     Serve = Callable[[socket.socket], Coroutine[None, None, None]]
 
 # Of one sandbox at a time. More wait in the backlog of the listening socket.
@@ -110,9 +112,15 @@ class Listener:
 class DnsListener:
     """Answers DNS datagrams, at a bounded rate."""
 
-    def __init__(self, sock: socket.socket, answer: Callable[[bytes], bytes | None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        answer: Callable[[bytes], bytes | None],
+        share: Callable[[], LoopShare | None],
+    ) -> None:
         self._sock = sock
         self._answer = answer
+        self._share = share
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._resume()
@@ -124,20 +132,27 @@ class DnsListener:
             self._pause.cancel()
 
     def _read(self) -> None:
+        share = self._share()
+        done = self._answer_batch() if share is None else share.run(self._answer_batch)
+        if not done or (share is not None and share.used_up):
+            self._loop.remove_reader(self._sock)
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _answer_batch(self) -> bool:
+        """Answer a number of queries; return whether there are no more."""
         for _ in range(_BATCH):
             try:
                 query, sender = self._sock.recvfrom(_MAX_QUERY, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return
+                return True
             except OSError:
-                break
+                return False
             answer = self._answer(query)
             if answer is not None:
                 # Do not wait for a sender that does not read.
                 with contextlib.suppress(OSError):
                     self._sock.sendto(answer, socket.MSG_DONTWAIT, sender)
-        self._loop.remove_reader(self._sock)
-        self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
+        return False
 
     def _resume(self) -> None:
         self._pause = None

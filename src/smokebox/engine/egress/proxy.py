@@ -26,6 +26,7 @@ from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.jail.network import EgressSockets, destination
 from smokebox.engine.run import RunPart
 from smokebox.errors import SmokeboxError
+from smokebox.foundation.loop_shares import run_in
 from smokebox.project import Secrets
 from smokebox.runtime.pipes import readable
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.spec import Owner
     from smokebox.engine.run import Run
     from smokebox.engine.workers import Workers
+    from smokebox.foundation.loop_shares import LoopShare
 
 
 # Maximum time until a program sends its first bytes, and until a server accepts a tunnel.
@@ -66,6 +68,7 @@ class EgressProxy(RunPart):
         sandbox_id: str,
         *,
         layers: Callable[[], EgressLayers | None],
+        share: Callable[[], LoopShare | None],
         handlers: HandlerRegistry,
         workers: Workers,
         traffic: TrafficTotals,
@@ -78,6 +81,7 @@ class EgressProxy(RunPart):
         self.meter = Meter(lambda: self.policy)
         self.problem = ""
         self._layers = layers
+        self._share = share
         self._workers = workers
         # The policy in force, and the layers that it was computed from.
         self._policy = _CLOSED.egress()
@@ -171,7 +175,9 @@ class EgressProxy(RunPart):
         self.audit_log.open(f"{run.directory}/{FILE}")
         self._sockets = run.jail.egress_sockets.release()
         self.problem = self._sockets.reason
-        self._dns = [DnsListener(sock, self._answer_query) for sock in self._sockets.dns]
+        self._dns = [
+            DnsListener(sock, self._answer_query, self._share) for sock in self._sockets.dns
+        ]
 
     async def _listen(self, run: Run) -> None:
         """Listen if the policy is open. A socket that listens already stays so when it closes."""
@@ -184,7 +190,7 @@ class EgressProxy(RunPart):
             await self._install_authority(run.jail)
         if self._listener is None and (not self.policy.closed or _is_listening(sock)):
             sock.listen(BACKLOG)
-            self._listener = Listener(sock, self._serve)
+            self._listener = Listener(sock, self._serve_in_share)
 
     async def _install_authority(self, jail: Jail) -> None:
         """Make the programs of the sandbox trust our certificates."""
@@ -225,6 +231,9 @@ class EgressProxy(RunPart):
                 reason=verdict.reason or f"no port of {question.name} is allowed",
             )
         return None
+
+    async def _serve_in_share(self, sock: socket.socket) -> None:
+        await run_in(self._share(), self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serve one connection until it ends, and close it."""

@@ -8,6 +8,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from smokebox.foundation.loop_shares import pause
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -69,6 +71,7 @@ class TcpTunnel:
             if reason := self._count(size):
                 raise _TunnelEnded(reason)
             await loop.sock_sendall(target, buffer[:size])
+            await pause()
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 

@@ -231,13 +231,22 @@ class Jail:
                 hint="Try again; if it stays, a disk or a mount of the host hangs.",
                 service="kernel",
             ) from None
-        self.close()
-        await asyncio.to_thread(self._cgroup.remove)
+        fds = self._detach()
+        # The last descriptor of the root unmounts it, which takes long.
+        await asyncio.to_thread(self._remove, fds)
+
+    def _remove(self, fds: tuple[int, ...]) -> None:
+        _close_all(fds)
+        self._cgroup.remove()
 
     def close(self) -> None:
         """Close its descriptors and leave it running, for another engine to adopt."""
+        _close_all(self._detach())
+
+    def _detach(self) -> tuple[int, ...]:
+        """Let go of the jail, and return the descriptors to close."""
         if self._closed:
-            return
+            return ()
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self._ended.set()
@@ -246,8 +255,7 @@ class Jail:
         self.egress_sockets.close()
         if self._socket_memory is not None:
             self._socket_memory.close()
-        for fd in (self._run, self._pidfd, self.root):
-            os.close(fd)
+        return (self._run, self._pidfd, self.root)
 
     async def attach(self) -> None:
         """Open the root and the egress sockets of an adopted jail, and become its engine."""
@@ -534,6 +542,11 @@ def kill_now(process: FirstProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
     os.close(process.pidfd)
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from smokebox.foundation.http1.connection import HIGH_WATER, Connection, ConnectionLost
 from smokebox.foundation.http1.head import Framing, MalformedMessage
+from smokebox.foundation.loop_shares import pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -284,6 +285,7 @@ async def relay_body(
     if not source.ready:
         writer.flush()
     while True:
+        await pause()
         piece = await source.read()
         if transform is not None:
             piece = transform(piece, source.done)

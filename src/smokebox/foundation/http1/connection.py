@@ -9,6 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from smokebox.foundation.http1.head import MalformedMessage, find_head_end
+from smokebox.foundation.loop_shares import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -324,6 +325,7 @@ async def relay_bytes(
                 count(len(data))
             sink.write(data)
             await sink.drain()
+            await pause()
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -33,6 +33,7 @@ from smokebox.foundation.http1.head import (
     write_fields,
     write_response,
 )
+from smokebox.foundation.loop_shares import run_in
 from smokebox.server.previews.access import Route, not_found
 from smokebox.server.previews.credentials import (
     PreviewCredentials,
@@ -222,7 +223,7 @@ class PreviewProxy:
             if route.key is not None:
                 previews.running.add(route.key, self)
             try:
-                return await self._forward(route, request, body)
+                return await run_in(sandbox.share, self._forward(route, request, body))
             finally:
                 route.ports.remove_stream(route.port, self)
                 if route.key is not None:

@@ -22,6 +22,7 @@ from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.jail.jail import make_directories
 from smokebox.engine.options import CheckedOptions
 from smokebox.errors import LimitReached, SandboxGone
+from smokebox.foundation.loop_shares import current_share
 from smokebox.limits import Limits
 from smokebox.runtime.stream import Chunk
 
@@ -84,9 +85,11 @@ class StepSandbox:
         self._commands = commands
         egress = settings.egress if network else EgressLayers()
         self._egress = egress
+        share = current_share()
         self._proxy = EgressProxy(
             self.key,
             layers=lambda: egress,
+            share=lambda: share,
             handlers=HandlerRegistry(),
             workers=context.workers,
             traffic=context.traffic,
