@@ -345,8 +345,7 @@ class Host:
             status=status, labels=check_labels(labels or {}), prefix=prefix
         )
         used_at = {sandbox.id: sandbox.lifecycle.used_at for sandbox in self._sandboxes.values()}
-        keys = [row.key for row in rows]
-        disk = await asyncio.to_thread(self._context.storage.enforcements, keys)
+        disk = await self._context.storage.enforcements([row.key for row in rows])
         return [info_of(row, used_at.get(row.id, 0.0), disk[row.key]) for row in rows]
 
     async def aclose(self, *, detach: bool = False) -> None:

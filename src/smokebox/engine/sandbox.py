@@ -6,7 +6,6 @@ first call; a call to a sleeping sandbox wakes it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shlex
 from dataclasses import asdict
@@ -312,10 +311,8 @@ class Sandbox:
         row = await self.lifecycle.row()
         if row is None:
             return None
-        disk: DiskEnforcement = "measured"
-        if (storage := self._context.storage).has_quotas:
-            disk = await asyncio.to_thread(storage.enforcement, row.key)
-        return info_of(row, self.lifecycle.used_at, disk)
+        disk = await self._context.storage.enforcements([row.key])
+        return info_of(row, self.lifecycle.used_at, disk[row.key])
 
     async def stats(self) -> SandboxStats:
         """Return current resource usage, without waking it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,7 +16,7 @@ from smokebox.engine.quota.storage_pool import open_pool
 from smokebox.errors import PathNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from smokebox.engine.home import Home
     from smokebox.engine.quota.storage_pool import StoragePool
@@ -106,18 +107,14 @@ class SandboxStorage:
         place = self._place(key)
         return place.quotas.state(place.path(key)) if place.quotas is not None else None
 
-    @property
-    def has_quotas(self) -> bool:
-        """True if the kernel enforces the disk limits of any sandbox."""
-        return any(place.quotas is not None for place in self._places)
+    async def enforcements(self, keys: Collection[str]) -> dict[str, DiskEnforcement]:
+        """Return how the disk limits of sandboxes are enforced."""
+        if all(place.quotas is None for place in self._places):
+            return dict.fromkeys(keys, "measured")
+        return await asyncio.to_thread(lambda: {key: self._enforcement(key) for key in keys})
 
-    def enforcement(self, key: str) -> DiskEnforcement:
-        """Return how the disk limit of a sandbox is enforced."""
+    def _enforcement(self, key: str) -> DiskEnforcement:
         return self._place(key).enforcement if self.quota(key) is not None else "measured"
-
-    def enforcements(self, keys: Iterable[str]) -> dict[str, DiskEnforcement]:
-        """Return how the disk limits of several sandboxes are enforced."""
-        return {key: self.enforcement(key) for key in keys}
 
     def remove(self, key: str) -> None:
         """Delete the files of a sandbox, including unreadable directories. Safe to repeat."""
