@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,24 @@ async def task_factory() -> AsyncIterator[None]:
     loop.set_task_factory(None)
 
 
+@contextlib.asynccontextmanager
+async def working(shares: LoopShares, tenant: str) -> AsyncIterator[None]:
+    """Let a tenant use the loop a little all the time."""
+
+    async def work() -> None:
+        while True:
+            share = shares.share(tenant)
+            if share is not None:
+                share.charge(1e-8)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 async def busy(shares: LoopShares, tenant: str) -> LoopShare:
     """Return the share of a tenant that has just used the loop for a long time."""
     share = shares.share(tenant)
@@ -46,28 +65,28 @@ async def busy(shares: LoopShares, tenant: str) -> LoopShare:
     return share
 
 
-async def test_tenant_that_keeps_the_loop_busy_waits(shares: LoopShares) -> None:
-    other = shares.share("other")
-    assert other is not None
-    other.charge(0.001)
-    heavy = await busy(shares, "heavy")
-    waiting = asyncio.create_task(heavy.turn())
-    await other.turn()
-    await asyncio.sleep(0)
-    assert not waiting.done()
+@pytest.mark.parametrize("other", ["tenant", ""], ids=["tenant", "operator"])
+async def test_tenant_that_keeps_the_loop_busy_waits_for_others(
+    shares: LoopShares, other: str
+) -> None:
+    async with working(shares, other):
+        heavy = await busy(shares, "heavy")
+        waiting = asyncio.create_task(heavy.turn())
+        await asyncio.sleep(TICKS)
+        assert not waiting.done()
     await waiting
+
+
+async def test_tenant_that_waits_has_its_part_of_the_time(shares: LoopShares) -> None:
+    async with working(shares, "other"):
+        heavy = await busy(shares, "heavy")
+        await heavy.turn()
 
 
 async def test_single_tenant_never_waits(shares: LoopShares) -> None:
     heavy = await busy(shares, "heavy")
     async with asyncio.timeout(0):
         await heavy.turn()
-
-
-async def test_operator_counts_as_another(shares: LoopShares) -> None:
-    assert shares.share("") is None
-    heavy = await busy(shares, "heavy")
-    assert heavy.used_up
 
 
 async def test_tenants_that_use_little_do_not_wait(shares: LoopShares) -> None:
@@ -80,29 +99,29 @@ async def test_tenants_that_use_little_do_not_wait(shares: LoopShares) -> None:
 
 
 async def test_waiting_that_is_cancelled_does_not_hold_up_the_next(shares: LoopShares) -> None:
-    assert shares.share("") is None
-    heavy = await busy(shares, "heavy")
-    first, second = asyncio.create_task(heavy.turn()), asyncio.create_task(heavy.turn())
-    await asyncio.sleep(0)
-    first.cancel()
-    await second
+    async with working(shares, "other"):
+        heavy = await busy(shares, "heavy")
+        first, second = asyncio.create_task(heavy.turn()), asyncio.create_task(heavy.turn())
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
     assert first.cancelled()
 
 
 async def test_work_is_cancelled_while_it_waits_to_start(shares: LoopShares) -> None:
-    assert shares.share("") is None
-    heavy = await busy(shares, "heavy")
     started = False
 
     async def work() -> None:
         nonlocal started
         started = True
 
-    task = asyncio.create_task(run_in(heavy, work()))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with working(shares, "other"):
+        heavy = await busy(shares, "heavy")
+        task = asyncio.create_task(run_in(heavy, work()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert not started
 
 

@@ -2,10 +2,9 @@
 
 An event loop runs every step that is ready, and so a tenant with a hundred connections gets a
 hundred times the time of one with a single request. Here the steps of each tenant's tasks are
-measured. Where several tenants use the loop, and together for most of the time, those that use
-most wait before they start more work: before a request, or the next piece of a body. Part of the
-time stays free, so that a step of the others seldom finds the loop busy. Nothing waits in the
-middle of work, where it may hold a lock.
+measured. Where several tenants use the loop, those that use most of it wait before they start more
+work (before a request, or the next piece of a body) until the others are idle, or until they may
+use their part of the time anyway. Nothing waits in the middle of work, where it may hold a lock.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Part of the time that all tenants together may use while some of them wait.
-TARGET = 0.5
+# Part of the time that tenants have together before some of them wait for the others.
+TARGET = 0.25
+# Others are idle after so long without a step.
+_IDLE_SECONDS = 0.002
 _TICK_SECONDS = 0.005
 # The usage of a tenant is an average over about so long.
 _AVERAGE_SECONDS = 0.2
 # A tenant that used more than its share pays back at most so much.
-_LARGEST_DEBT = 0.2
+_LARGEST_DEBT = 0.1
 # A smaller part of the time is no use of the loop.
 _NOTHING = 0.0005
 # After so long without a request of the operator, a single tenant has the loop for itself.
@@ -71,8 +72,8 @@ class LoopShare:
 
     @property
     def used_up(self) -> bool:
-        """True if no work may start before the next tick."""
-        return self.limited and self.used >= self.credit
+        """True if no work may start before the next tick, unless others become idle."""
+        return self.limited and self.used >= self.credit and self._shares.are_busy()
 
     @property
     def has_others(self) -> bool:
@@ -91,6 +92,8 @@ class LoopShare:
     def charge(self, seconds: float) -> None:
         """Count time that work of the tenant took."""
         self.used += seconds
+        if not self.limited:
+            self._shares.used_at = time.perf_counter()
         if not self.active:
             self._shares.activate(self)
 
@@ -157,11 +160,18 @@ class LoopShares:
         self._ticked = 0.0
         self._next: asyncio.Handle | None = None
         self._others_at = -math.inf
+        # When a tenant that is not limited, or the operator, has used the loop last.
+        self.used_at = -math.inf
+
+    def are_busy(self) -> bool:
+        """Return whether one of those who are not limited uses the loop."""
+        return time.perf_counter() - self.used_at < _IDLE_SECONDS
 
     def share(self, tenant: str) -> LoopShare | None:
         """Return the share of a tenant; None for the operator, "", who never waits."""
         if not tenant:
             self._others_at = self.loop.time()
+            self.used_at = time.perf_counter()
             return None
         share = self._shares.get(tenant)
         if share is None:
