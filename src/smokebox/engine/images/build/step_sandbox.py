@@ -50,12 +50,16 @@ async def _measure_nothing(*, only_if_due: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """Settings of all steps of a build. `variables` are added to each command's environment."""
+    """Settings of all steps of a build. `variables` are added to each command's environment.
+
+    Their sandboxes share the CPU weight of `group`, as in `RunSettings`.
+    """
 
     limits: Limits = field(default_factory=Limits)
     egress: EgressLayers = field(default_factory=EgressLayers)
     hostname: str = "buildkitsandbox"
     variables: dict[str, str] = field(default_factory=dict)
+    group: str = ""
 
 
 class StepSandbox:
@@ -210,9 +214,8 @@ class StepSandbox:
     async def _start(self) -> None:
         context, settings = self._context, self._settings
         jailer = context.jailer(context.tier)
-        spec = replace(
-            context.spec(self.key, self._image, settings.limits), directory=self.directory
-        )
+        spec = context.spec(self.key, self._image, settings.limits, group=settings.group)
+        spec = replace(spec, directory=self.directory)
         self._jail = await jailer.make(spec)
         if not self._commands:
             return
