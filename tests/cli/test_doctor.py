@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from cli.terminal import SMOKEBOX
 from smokebox.cli.doctor import Check, check_orphans
@@ -49,6 +52,33 @@ def test_missing_program_has_an_install_command(tmp_path: Path) -> None:
     (tmp_path / "apt-get").touch(mode=0o755)
     git = checks_by_name({"PATH": str(tmp_path)})["git"]
     assert (git["status"], git["fix"]) == ("optional", "apt-get install -y git")
+
+
+RUNSC_OUTPUT = {
+    "20221219": "runsc version 0.0~20221219.0\nspec: 1.0.2-dev",
+    "20240729": "runsc version 0.0~20240729.0\nspec: 1.1.0-rc.1",
+    "20251215": "runsc version release-20251215.0\nspec: 1.1.0-rc.1",
+    "unknown": "runsc version VERSION_MISSING",
+}
+
+
+@pytest.mark.parametrize("release", RUNSC_OUTPUT)
+def test_old_release_of_runsc_has_a_fix(tmp_path: Path, release: str) -> None:
+    runsc = tmp_path / "runsc"
+    runsc.write_text(f"#!/bin/sh\ncat <<E\n{RUNSC_OUTPUT[release]}\nE\n")
+    runsc.chmod(0o755)
+    check = checks_by_name({"SMOKEBOX_RUNSC": str(runsc)})["runsc"]
+    assert check["detail"].startswith(f"{runsc}, release {release}")
+    if release == "20221219":
+        assert "`ls` and `stat` of coreutils 9 fail with EINVAL" in check["detail"]
+        assert "Debian 13" in check["fix"]
+        assert "SMOKEBOX_RUNSC" in check["fix"]
+    assert check["status"] == ("optional" if release == "20221219" else "ok")
+
+
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="needs runsc")
+def test_release_of_runsc_is_read_from_the_real_program() -> None:
+    assert re.search(r"runsc, release 20\d{6}\b", checks_by_name()["runsc"]["detail"])
 
 
 def test_enforcement_of_disk_limits_is_reported(tmp_path: Path) -> None:
