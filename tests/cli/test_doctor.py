@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -129,6 +131,15 @@ async def test_sandboxes_that_run_without_a_server_are_listed(tmp_path: Path) ->
         assert find_orphans(str(home)) == []
         assert [one.status for one in await host.list()] == ["idle", "active", "active"]
     assert find_orphans(str(home)) == []
+
+
+async def test_record_of_a_later_version_is_no_failure(tmp_path: Path) -> None:
+    await (await Host.open(tmp_path, pool=0)).aclose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "record.db")) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    [check] = orphans(tmp_path).values()
+    assert (check.status, "Upgrade Smokebox" in check.fix) == ("optional", True)
+    assert "of version 999, from a later Smokebox" in check.detail
 
 
 def test_record_that_cannot_be_read_is_no_failure(tmp_path: Path) -> None:
