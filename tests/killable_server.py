@@ -20,7 +20,7 @@ from short_directory import short_directory
 from smokebox.foundation.endpoint import socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
 SOURCE = Path(__file__).parents[1] / "src"
 # With `kill_at`, the process kills itself at that executed line of the traced files, counted from
@@ -50,7 +50,7 @@ def step(frame, event, argument):
 if kill_at:
     sys.settrace(trace)
     threading.settrace(trace)
-asyncio.run(serve(ServerSettings(home=home, pool=0)))
+asyncio.run(serve(ServerSettings(home=home, pool=0, backups=os.environ.get("BACKUPS"))))
 """
 
 
@@ -79,18 +79,23 @@ def new_home() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def run_killable_server(
-    home: str, *, kill_at: int = 0, since: str = "once", traced: tuple[str, ...] = CREATION
+    home: str,
+    *,
+    kill_at: int = 0,
+    since: str = "once",
+    traced: tuple[str, ...] = CREATION,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Run a server in another process and yield an HTTP client; SIGKILL it at the end.
 
     With `kill_at` it kills itself at that executed line of the files `traced`, counted from the
-    first call of the function `since`.
+    first call of the function `since`. `BACKUPS` in `env` is the bucket of its backups.
     """
     child = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM, home, str(kill_at), since, *traced],
         stdout=subprocess.DEVNULL,
         cwd="/",
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), **(env or {})},
     )
     connector = aiohttp.UnixConnector(socket_path(home))
     try:

@@ -16,11 +16,18 @@ DEFAULT_TIER: Tier = "namespaces"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
-    """Description of a tier, and the program that the host needs for it."""
+    """Description of a tier, and the program that the host needs for it.
+
+    `program_variable` is the environment variable that overrides the program. Its releases before
+    `oldest`, a date such as 20240729, start but have the `flaw`.
+    """
 
     summary: str
     program: str | None = None
+    program_variable: str = ""
     install_url: str | None = None
+    oldest: int = 0
+    flaw: str = ""
 
 
 # To add a tier: an entry here and in `Tier`, a Jailer in engine/jail/, and a column in
@@ -30,7 +37,11 @@ TIERS: Mapping[Tier, TierInfo] = {
     "gvisor": TierInfo(
         summary="gVisor, a kernel in user space",
         program="runsc",
+        program_variable="SMOKEBOX_RUNSC",
         install_url="https://gvisor.dev/docs/user_guide/install/",
+        # Of Debian 13. That of Debian 12 has the flaw, and those between were not tested.
+        oldest=20240729,
+        flaw="`ls` and `stat` of coreutils 9 fail with EINVAL in images such as debian:13",
     ),
 }
 

@@ -112,6 +112,61 @@ async def test_expired_signature_is_refused(site: Site, preset: str, seconds: fl
     headers = SENDERS[preset](BODY, time.time() + seconds)
     found = await site.post(f"/workflows/{preset}", data=BODY, headers=headers)
     assert (found.status, found.code) == (401, "unauthorized")
+    assert "more than 300 seconds" in found.body["error"]["message"]
+
+
+@pytest.mark.parametrize("preset", TIMESTAMPED)
+@pytest.mark.parametrize("stamp", ["", "-5", "1e9", "1.5", "now", "9" * 400, "9" * 5000, "0x1"])
+async def test_invalid_timestamp_is_refused(site: Site, preset: str, stamp: str) -> None:
+    at = int(time.time())
+    headers = {
+        name: value.replace(str(at), stamp) for name, value in SENDERS[preset](BODY, at).items()
+    }
+    found = await site.post(f"/workflows/{preset}", data=BODY, headers=headers)
+    assert (found.status, found.code) == (401, "unauthorized")
+    assert "no valid timestamp" in found.body["error"]["message"]
+
+
+async def test_delivery_without_an_id_is_refused(site: Site) -> None:
+    stamp, key = str(int(time.time())), base64.b64decode(SECRET.removeprefix("whsec_"))
+    signed = hmac.new(key, f".{stamp}.".encode() + BODY, hashlib.sha256).digest()
+    signature = f"v1,{base64.b64encode(signed).decode()}"
+    headers = {"webhook-timestamp": stamp, "webhook-signature": signature}
+    found = await site.post("/workflows/standard", data=BODY, headers=headers)
+    assert (found.status, found.code) == (401, "unauthorized")
+    assert "webhook-id" in found.body["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":', b"payload=%7B%7D", b"\xff\xfe", b"[" * 100_000 + b"]" * 100_000]
+)
+async def test_signed_body_that_is_not_json_is_refused(site: Site, body: bytes) -> None:
+    headers = github(body, time.time())
+    found = await site.post("/workflows/github", data=body, headers=headers)
+    assert (found.status, found.code) == (400, "invalid_option")
+    # Not signed: nothing is said about it.
+    found = await site.post("/workflows/github", data=body)
+    assert found.status == 401
+
+
+async def test_very_large_body_is_refused(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", workflows__hook=HOOK.format(preset="github"))
+    (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\n")
+    (folder / "smokebox.toml").write_text("[app]\nmax_body = 100000\n")
+    body = json.dumps({"text": "x" * 200_000}).encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 10_000):
+            yield body[start : start + 10_000]
+
+    async with serve(folder) as site:
+        for data in (body, chunks()):
+            found = await site.post("/workflows/hook", data=data, headers=github(body, 0))
+            assert (found.status, found.code) == (413, "request_too_large")
+            assert "max_body" in found.body["error"]["hint"]
+        fits = json.dumps({"text": "x" * 90_000}).encode()
+        done = await site.post("/workflows/hook", data=fits, headers=github(fits, 0))
+        assert done.status == 202
 
 
 @pytest.mark.parametrize("preset", ["github", *TIMESTAMPED])

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from attack.sandbox_code import Canary
+from registry_server import RegistryProxy
 from smokebox.engine.host import Host
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ async def sandbox(host: Host, tier: Tier) -> Sandbox:
 async def neighbour(sandbox: Sandbox, host: Host) -> Sandbox:
     """Create another sandbox on the same host."""
     return await host.create("neighbour")
+
+
+@pytest_asyncio.fixture
+async def hostile() -> AsyncIterator[RegistryProxy]:
+    """A web server or registry of the attacker, at the only loopback port that is granted."""
+    async with RegistryProxy(None).open() as server:
+        yield server
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
+from attack.hostile_server import PRIVATE, respond_with
 from registry_server import RegistryProxy
 from smokebox.egress.pattern import HostPattern
 from smokebox.server.server import RunningServer, run_server
@@ -22,29 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-# This host, its network, and the metadata services of clouds.
-PRIVATE = (
-    "127.0.0.2",
-    "localhost",
-    "169.254.169.254",
-    "10.0.0.1",
-    "192.168.0.1",
-    "100.100.100.200",
-    "0.0.0.0",
-    "[::1]",
-    "[::ffff:7f00:1]",
-    "[fd00:ec2::254]",
-    "[fe80::1]",
-    "2130706433",
-    "0x7f.1",
-)
-
-
-@pytest_asyncio.fixture
-async def web_server() -> AsyncIterator[RegistryProxy]:
-    """A server of the attacker, at the only loopback port that is granted."""
-    async with RegistryProxy(None).open() as server:
-        yield server
+ADDRESSES = (*PRIVATE, "2130706433", "0x7f.1")
 
 
 @pytest_asyncio.fixture
@@ -55,14 +33,14 @@ async def victim() -> AsyncIterator[RegistryProxy]:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path, web_server: RegistryProxy) -> AsyncIterator[RunningServer]:
+async def server(tmp_path: Path, hostile: RegistryProxy) -> AsyncIterator[RunningServer]:
     """A server with keys of tenants."""
     settings = ServerSettings(
         home=str(tmp_path / "home"),
         host="127.0.0.1",
         keys=True,
         pool=0,
-        private_networks=(web_server.authority,),
+        private_networks=(hostile.authority,),
         profiles={
             "narrow": Profile(name="narrow", egress=(HostPattern.parse("egress", "files.test"),))
         },
@@ -100,7 +78,7 @@ async def add(session: aiohttp.ClientSession, url: str, egress: dict[str, Any]) 
     return found
 
 
-@pytest.mark.parametrize("host", PRIVATE)
+@pytest.mark.parametrize("host", ADDRESSES)
 async def test_private_address_is_not_contacted(
     server: RunningServer, victim: RegistryProxy, host: str
 ) -> None:
@@ -113,26 +91,23 @@ async def test_private_address_is_not_contacted(
     assert victim.seen == []
 
 
-@pytest.mark.parametrize("host", PRIVATE)
+@pytest.mark.parametrize("host", ADDRESSES)
 async def test_redirect_to_a_private_address_is_not_followed(
-    server: RunningServer, web_server: RegistryProxy, victim: RegistryProxy, host: str
+    server: RunningServer, hostile: RegistryProxy, victim: RegistryProxy, host: str
 ) -> None:
-    async def redirect(request: web.Request) -> web.StreamResponse:
-        port = victim.port if request.path == "/own" else 80
-        return web.Response(status=302, headers={"location": f"http://{host}:{port}/latest/"})
-
-    web_server.faults.append(redirect)
-    egress = everything(web_server, victim)
+    egress = everything(hostile, victim)
     async with tenant(server) as acme:
-        for path in ("own", "other"):
-            error = await add(acme, f"http://{web_server.authority}/{path}", egress)
+        for port in (victim.port, 80):
+            location = f"http://{host}:{port}/latest/"
+            hostile.faults[:] = [respond_with(302, location=location)]
+            error = await add(acme, f"http://{hostile.authority}/{port}", egress)
             assert error["code"] == "build_failed", error
-    assert [path for _, path in web_server.seen] == ["/own", "/other"]
+    assert [path for _, path in hostile.seen] == [f"/{victim.port}", "/80"]
     assert victim.seen == []
 
 
-async def test_ceiling_of_the_key_holds(server: RunningServer, web_server: RegistryProxy) -> None:
-    url = f"http://{web_server.authority}/"
+async def test_ceiling_of_the_key_holds(server: RunningServer, hostile: RegistryProxy) -> None:
+    url = f"http://{hostile.authority}/"
     async with tenant(server, "narrow") as narrow:
         for egress in ({"internet": True}, {"allowed_hosts": ["127.0.0.1"]}):
             error = await add(narrow, url, egress)
@@ -141,4 +116,4 @@ async def test_ceiling_of_the_key_holds(server: RunningServer, web_server: Regis
             error = await add(narrow, url, egress)
             assert error["code"] == "build_failed"
             assert "does not allow 127.0.0.1" in error["message"]
-    assert web_server.seen == []
+    assert hostile.seen == []

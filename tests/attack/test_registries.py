@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from attack.hostile_server import PRIVATE, respond_with
 from oci_images import TestImage, sha256, tar
 from registry_server import RegistryProxy
 from smokebox.engine.images.catalog import ImageCatalog
@@ -25,35 +26,11 @@ from smokebox.engine.record.record import Record
 from smokebox.errors import Forbidden, RegistryError, SmokeboxError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 IMAGE = TestImage(layers=[tar({"a": b"a"})])
 SECRET = Credentials(username="me", password="s3cret")
-
-# Reached only with a grant: this host, its network, and the metadata services of clouds.
-PRIVATE = (
-    "127.0.0.2",
-    "localhost",
-    "169.254.169.254",
-    "10.0.0.1",
-    "192.168.0.1",
-    "172.17.0.1",
-    "100.100.100.200",
-    "0.0.0.0",
-    "[::1]",
-    "[::ffff:7f00:1]",
-    "[::ffff:a9fe:a9fe]",
-    "[fd00:ec2::254]",
-    "[fe80::1]",
-)
-
-
-@pytest_asyncio.fixture
-async def hostile() -> AsyncIterator[RegistryProxy]:
-    """A registry of the attacker, on the only loopback address that is granted."""
-    async with RegistryProxy(None).open() as registry:
-        yield registry
 
 
 @pytest_asyncio.fixture
@@ -77,15 +54,6 @@ def access(hostile: RegistryProxy) -> RegistryAccess:
         private=(hostile.authority,),
         credentials={hostile.authority: SECRET},
     )
-
-
-def respond_with(
-    status: int, **headers: str
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def respond(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, headers=headers)
-
-    return respond
 
 
 @pytest.mark.parametrize("host", PRIVATE)

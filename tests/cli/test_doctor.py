@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from cli.terminal import SMOKEBOX
 from smokebox.cli.doctor import Check, check_orphans
@@ -49,6 +54,33 @@ def test_missing_program_has_an_install_command(tmp_path: Path) -> None:
     (tmp_path / "apt-get").touch(mode=0o755)
     git = checks_by_name({"PATH": str(tmp_path)})["git"]
     assert (git["status"], git["fix"]) == ("optional", "apt-get install -y git")
+
+
+RUNSC_OUTPUT = {
+    "20221219": "runsc version 0.0~20221219.0\nspec: 1.0.2-dev",
+    "20240729": "runsc version 0.0~20240729.0\nspec: 1.1.0-rc.1",
+    "20251215": "runsc version release-20251215.0\nspec: 1.1.0-rc.1",
+    "unknown": "runsc version VERSION_MISSING",
+}
+
+
+@pytest.mark.parametrize("release", RUNSC_OUTPUT)
+def test_old_release_of_runsc_has_a_fix(tmp_path: Path, release: str) -> None:
+    runsc = tmp_path / "runsc"
+    runsc.write_text(f"#!/bin/sh\ncat <<E\n{RUNSC_OUTPUT[release]}\nE\n")
+    runsc.chmod(0o755)
+    check = checks_by_name({"SMOKEBOX_RUNSC": str(runsc)})["runsc"]
+    assert check["detail"].startswith(f"{runsc}, release {release}")
+    if release == "20221219":
+        assert "`ls` and `stat` of coreutils 9 fail with EINVAL" in check["detail"]
+        assert "Debian 13" in check["fix"]
+        assert "SMOKEBOX_RUNSC" in check["fix"]
+    assert check["status"] == ("optional" if release == "20221219" else "ok")
+
+
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="needs runsc")
+def test_release_of_runsc_is_read_from_the_real_program() -> None:
+    assert re.search(r"runsc, release 20\d{6}\b", checks_by_name()["runsc"]["detail"])
 
 
 def test_enforcement_of_disk_limits_is_reported(tmp_path: Path) -> None:
@@ -99,6 +131,15 @@ async def test_sandboxes_that_run_without_a_server_are_listed(tmp_path: Path) ->
         assert find_orphans(str(home)) == []
         assert [one.status for one in await host.list()] == ["idle", "active", "active"]
     assert find_orphans(str(home)) == []
+
+
+async def test_record_of_a_later_version_is_no_failure(tmp_path: Path) -> None:
+    await (await Host.open(tmp_path, pool=0)).aclose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "record.db")) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    [check] = orphans(tmp_path).values()
+    assert (check.status, "Upgrade Smokebox" in check.fix) == ("optional", True)
+    assert "of version 999, from a later Smokebox" in check.detail
 
 
 def test_record_that_cannot_be_read_is_no_failure(tmp_path: Path) -> None:

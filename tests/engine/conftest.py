@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from obstore.store import S3Store
+
+    from smokebox.testing import SeaweedServer
+
 
 @pytest.fixture(scope="session")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,6 +38,18 @@ async def host(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
         tmp_path / "home", pool=0, images=layers, registries=offline
     ) as host:
         yield host
+
+
+@pytest.fixture
+def bucket(seaweed: SeaweedServer, bucket_name: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """An empty bucket, with its endpoint and credentials in the environment."""
+    from obstore.store import S3Store
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweed.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
+    monkeypatch.setenv("AWS_REGION", seaweed.region)
+    return S3Store(bucket_name, client_options={"allow_http": True})
 
 
 @pytest.fixture

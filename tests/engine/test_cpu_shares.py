@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import user_mode_linux
+from cpu_groups import NO_WEIGHTS, PARENTS, cgroup, create, directory_for_layers, open_host
 from engine.leftovers import find_leftovers
-from quota_file_systems import make_file_system, make_image, unmount
 from smokebox.engine.context import tag_of
-from smokebox.engine.host import Host
+from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.kernfs import number
 from smokebox.limits import Limits
@@ -24,22 +23,21 @@ from smokebox.limits import Limits
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from smokebox.engine.context import Admission
+    from smokebox.engine.host import Host
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.sandbox import Sandbox
 
-PARENTS = detect().placement.parents
 V2 = detect().enforcement == "cgroup-v2"
-pytestmark = pytest.mark.skipif("cpu" not in PARENTS, reason=f"no weights: {detect().describe()}")
+pytestmark = pytest.mark.skipif(bool(NO_WEIGHTS), reason=NO_WEIGHTS)
 SPIN = "while :; do :; done"
 MIB = 1 << 20
 
 
-@contextlib.asynccontextmanager
-async def admit(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
-    """Take the first word of an id as its group."""
-    group, dash, _ = id.partition("-")
-    yield replace(options, group=group if dash else None)
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    """A directory that layers can be in, also in user-mode Linux."""
+    with directory_for_layers(tmp_path) as base:
+        yield base
 
 
 async def fill_pool(host: Host, size: int) -> None:
@@ -50,53 +48,8 @@ async def fill_pool(host: Host, size: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a file system that layers can be on, also in user-mode Linux."""
-    if user_mode_linux.MARK not in os.environ:
-        yield tmp_path
-        return
-    yield (target := make_file_system(tmp_path, "plain"))
-    unmount(target)
-
-
-@pytest.fixture
-def image(base: Path) -> Path:
-    """A small image with a shell, `dir:small`."""
-    (base / "images").mkdir()
-    return make_image(base / "images" / "small")
-
-
-@contextlib.asynccontextmanager
-async def open_host(
-    base: Path, image: Path, *, pool: int = 0, admit: Admission = admit
-) -> AsyncIterator[Host]:
-    async with await Host.open(
-        base / "home",
-        pool=pool,
-        images=image.parent / "layers",
-        directories={"small": str(image)},
-        admit=admit,
-    ) as host:
-        yield host
-
-
-async def create(host: Host, id: str, limits: Limits | None = None) -> Sandbox:
-    return await host.create(id, image="dir:small", limits=limits or Limits())
-
-
 async def create_all(host: Host, group: str, count: int) -> list[Sandbox]:
     return await asyncio.gather(*(create(host, f"{group}-{one}") for one in range(count)))
-
-
-def cgroup(sandbox: Sandbox) -> Path:
-    """Return the only cgroup of a sandbox that divides the CPU, with all its processes in it."""
-    run = sandbox.lifecycle.run
-    assert run is not None
-    key, parent = run.jail.state.key, Path(PARENTS["cpu"])
-    (found,) = [*parent.glob(key), *parent.glob(f"*/{key}")]
-    assert set(run.jail.pids()) <= set(map(int, (found / "cgroup.procs").read_text().split()))
-    return found
 
 
 def group(sandbox: Sandbox) -> str:
@@ -104,8 +57,8 @@ def group(sandbox: Sandbox) -> str:
     return str(cgroup(sandbox).parent.relative_to(PARENTS["cpu"])).strip(".")
 
 
-async def test_sandboxes_of_a_group_lie_in_one_cgroup(base: Path, image: Path) -> None:
-    async with open_host(base, image) as host:
+async def test_sandboxes_of_a_group_lie_in_one_cgroup(base: Path) -> None:
+    async with open_host(base) as host:
         first, second = await create_all(host, "many", 2)
         other, alone = await create(host, "one-0"), await create(host, "alone")
         assert group(first) == group(second)
@@ -119,20 +72,20 @@ async def test_sandboxes_of_a_group_lie_in_one_cgroup(base: Path, image: Path) -
 
 
 @pytest.mark.parametrize("name", ["../../..", "group-x", "a/b", "\n", "x" * 5000, "ü"])
-async def test_group_of_any_name_has_a_cgroup(base: Path, image: Path, name: str) -> None:
+async def test_group_of_any_name_has_a_cgroup(base: Path, name: str) -> None:
     @contextlib.asynccontextmanager
     async def admit(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
         yield replace(options, group=name)
 
-    async with open_host(base, image, admit=admit) as host:
+    async with open_host(base, admit=admit) as host:
         sandbox = await create(host, "box")
         assert cgroup(sandbox).parent.parent == Path(PARENTS["cpu"])
         await sandbox.destroy()
         assert find_leftovers(host.home) == []
 
 
-async def test_last_sandbox_of_a_group_removes_its_cgroup(base: Path, image: Path) -> None:
-    async with open_host(base, image) as host:
+async def test_last_sandbox_of_a_group_removes_its_cgroup(base: Path) -> None:
+    async with open_host(base) as host:
         first, second = await create_all(host, "many", 2)
         directory = cgroup(first).parent
         await first.sleep()
@@ -145,9 +98,9 @@ async def test_last_sandbox_of_a_group_removes_its_cgroup(base: Path, image: Pat
         assert find_leftovers(host.home) == []
 
 
-async def test_sandboxes_of_a_group_come_and_go_at_once(base: Path, image: Path) -> None:
+async def test_sandboxes_of_a_group_come_and_go_at_once(base: Path) -> None:
     """The last one removes the cgroup of the group while another is created in it."""
-    async with open_host(base, image) as host:
+    async with open_host(base) as host:
 
         async def come_and_go(id: str) -> None:
             for _ in range(4):
@@ -161,10 +114,8 @@ async def test_sandboxes_of_a_group_come_and_go_at_once(base: Path, image: Path)
         assert find_leftovers(host.home) == []
 
 
-async def test_sandbox_from_the_pool_joins_its_group_with_its_limits(
-    base: Path, image: Path
-) -> None:
-    async with open_host(base, image, pool=2) as host:
+async def test_sandbox_from_the_pool_joins_its_group_with_its_limits(base: Path) -> None:
+    async with open_host(base, pool=2) as host:
         await fill_pool(host, 2)
         pooled = {path.name for path in Path(PARENTS["cpu"]).glob(f"{tag_of(host.home)}-*")}
         limits = Limits(memory=96 * MIB, cpu=0.5, pids=33)
@@ -183,12 +134,36 @@ async def test_sandbox_from_the_pool_joins_its_group_with_its_limits(
         assert group(first), "a command ran outside of the group"
 
 
-async def test_adopted_sandboxes_stay_in_their_group(base: Path, image: Path) -> None:
-    async with open_host(base, image, pool=2) as host:
+async def test_build_shares_the_cpu_of_its_group(base: Path) -> None:
+    dockerfile = "FROM dir:small\nRUN echo begun; kill -STOP $$\n"
+    async with open_host(base) as host:
+        sandbox = await create(host, "many-0")
+        directory = cgroup(sandbox).parent
+        for name, parent in (("many", directory), ("", directory.parent)):
+            before = keys_in(parent)
+            request = BuildRequest(dockerfile=dockerfile, group=name)
+            async with contextlib.aclosing(host.builds.run(request)) as events:
+                async for event in events:
+                    if event.data == "begun\n":
+                        break
+                (step,) = keys_in(parent) - before
+                assert (parent / step / "cgroup.procs").read_text()
+        await sandbox.destroy()
+        assert not directory.exists()
+        assert find_leftovers(host.home) == []
+
+
+def keys_in(parent: Path) -> set[str]:
+    """Return the names of the cgroups of sandboxes in one."""
+    return {path.name for path in parent.iterdir() if path.is_dir()}
+
+
+async def test_adopted_sandboxes_stay_in_their_group(base: Path) -> None:
+    async with open_host(base, pool=2) as host:
         await fill_pool(host, 2)
         before = [group(one) for one in await create_all(host, "many", 2)]
         await host.aclose(detach=True)
-    async with open_host(base, image) as host:
+    async with open_host(base) as host:
         adopted = [host.sandbox(f"many-{one}") for one in range(2)]
         assert [group(one) for one in adopted] == before
         stats = await adopted[0].stats()
@@ -198,13 +173,13 @@ async def test_adopted_sandboxes_stay_in_their_group(base: Path, image: Path) ->
         assert find_leftovers(host.home) == []
 
 
-async def test_working_sandbox_has_the_whole_share_of_its_group(base: Path, image: Path) -> None:
+async def test_working_sandbox_has_the_whole_share_of_its_group(base: Path) -> None:
     """Programs in eight sandboxes of one group do not starve the only one that works in another.
 
     All run on one CPU, so that their shares do not depend on others. Divided among sandboxes,
     the one would have a ninth; divided by the awake sandboxes of its group, an eleventh.
     """
-    async with open_host(base, image) as host:
+    async with open_host(base) as host:
         many = await create_all(host, "many", 8)
         mine = await create_all(host, "mine", 10)
         assert len({group(one) for one in many}) == len({group(one) for one in mine}) == 1

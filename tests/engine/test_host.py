@@ -18,6 +18,7 @@ import pytest_asyncio
 from engine.leftovers import find_leftovers, sandbox_pids, wait_until_empty
 from smokebox.engine.host import Host
 from smokebox.engine.jail.cgroup_hierarchy import detect
+from smokebox.engine.record.schema import MIGRATIONS
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -357,6 +358,28 @@ async def test_next_engine_adopts_everything_of_a_detached_one(
         await found.kill()
         await adopted.destroy()
         assert find_leftovers(str(home)) == []
+
+
+async def test_engine_of_an_earlier_version_leaves_sandboxes_running(
+    tmp_path: Path, layers: Path
+) -> None:
+    home = tmp_path / "home"
+    first = await Host.open(home, images=layers, pool=0)
+    process = await (await first.create("box")).start_process("sleep 100", process_id="p")
+    await first.aclose(detach=True)
+    set_record_version(home, len(MIGRATIONS) + 1)
+    with pytest.raises(Unsupported, match="from a later Smokebox"):
+        await Host.open(home, images=layers)
+    set_record_version(home, len(MIGRATIONS))
+    async with await Host.open(home, images=layers) as second:
+        found = await second.sandbox("box").processes.get("p")
+        assert (found.pid, found.status) == (process.pid, "running")
+        await second.sandbox("box").destroy()
+
+
+def set_record_version(home: Path, version: int) -> None:
+    with contextlib.closing(sqlite3.connect(home / "record.db")) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 async def test_sandbox_that_died_without_an_engine_is_idle(tmp_path: Path, layers: Path) -> None:

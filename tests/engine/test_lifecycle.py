@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from smokebox.errors import (
     SandboxRestarted,
     SmokeboxError,
 )
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
@@ -262,6 +264,21 @@ async def test_destroy_may_be_repeated_and_called_concurrently(host: Host) -> No
     await sandbox.wake()
     await asyncio.gather(*(sandbox.destroy() for _ in range(10)))
     await sandbox.destroy()
+    assert find_leftovers(host.home) == []
+
+
+async def test_sandbox_with_little_cpu_and_many_processes_is_destroyed(host: Host) -> None:
+    """A process needs CPU to exit: with the limit of the sandbox, each took a tenth of a second."""
+    sandbox = host.sandbox("slow", limits={"cpu": 2, "pids": 500})
+    fork = "import os, time; [os.fork() or time.sleep(1000) for _ in range(100)]; time.sleep(1000)"
+    await sandbox.start_process(["python3", "-c", fork])
+    async with sandbox.lifecycle.use() as run, asyncio.timeout(15):
+        while len(run.jail.pids()) < 100:
+            await asyncio.sleep(0.02)
+        await run.jail.set_limits(Limits(cpu=0.01, pids=500))
+    started = time.monotonic()
+    await sandbox.destroy()
+    assert time.monotonic() - started < 5
     assert find_leftovers(host.home) == []
 
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -460,6 +460,22 @@ async def test_record_of_a_later_version_is_refused_and_unchanged(path: str) -> 
     with pytest.raises(Unsupported, match=rf"version {len(later)}.*Upgrade Smokebox"):
         await Record.open(path)
     assert tables(path) == before
+
+
+def test_fields_in_json_change_only_with_a_version() -> None:
+    """If this fails, add a version to `MIGRATIONS`: earlier ones would misread the record."""
+    settings = "sleep_after keep_alive lifetime ephemeral cwd user group"
+    jail = "tier key pid started first_uid uids enforcement group extra"
+    assert [one.name for one in fields(RunSettings)] == settings.split()
+    assert [one.name for one in fields(JailState)] == jail.split()
+    assert [one.name for one in fields(Limits)] == [
+        "memory",
+        "cpu",
+        "pids",
+        "disk",
+        "open_files",
+        "output_rate",
+    ]
 
 
 async def test_record_of_an_earlier_version_is_migrated_with_its_rows(

@@ -15,6 +15,7 @@ from smokebox.options import refuse_unknown
 PRESETS = ("github", "slack", "stripe", "standard", "hmac")
 # Maximum age of a request whose signature covers the time.
 WINDOW_SECONDS = 300.0
+_STAMP_DIGITS = 15
 _OPTIONS = ("verify", "secret", "header", "algorithm", "window")
 # Options by preset. Only these presets sign the time.
 _PRESET_OPTIONS = {
@@ -132,6 +133,10 @@ def _stripe(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: 
 def _standard(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
     id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     _check_age(stamp, scheme.window)
+    if not id:
+        raise Unauthorized(
+            "this webhook has no id.", hint="Send the header webhook-id, and sign it."
+        )
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except ValueError:
@@ -141,7 +146,7 @@ def _standard(scheme: Signature, headers: Mapping[str, str], body: bytes, secret
     signatures = [one.partition(",")[2] for one in headers.get("webhook-signature", "").split(" ")]
     if not any([hmac.compare_digest(one.encode(), expected) for one in signatures]):
         raise _invalid_signature()
-    return Delivery(key=id or expected.decode())
+    return Delivery(key=id)
 
 
 def _hmac(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> Delivery:
@@ -170,9 +175,15 @@ def _compare(signature: str, expected: str) -> None:
 
 
 def _check_age(stamp: str, window: float) -> None:
-    if not stamp.isascii() or not stamp.isdigit() or abs(time.time() - int(stamp)) > window:
+    # Longer numbers are no times, and too large for a float or for `int`.
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= _STAMP_DIGITS):
         raise Unauthorized(
-            f"this webhook is older than {window:g} seconds.",
+            f"this webhook has no valid timestamp: {stamp!r:.80}.",
+            hint="Send and sign the time in seconds since 1970.",
+        )
+    if abs(time.time() - int(stamp)) > window:
+        raise Unauthorized(
+            f"this webhook was signed more than {window:g} seconds from the present time.",
             hint="Send it again, and check that both clocks agree.",
         )
 

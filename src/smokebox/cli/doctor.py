@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +18,7 @@ import typer
 
 from smokebox.errors import SmokeboxError
 from smokebox.foundation.endpoint import default_home
-from smokebox.isolation import TIERS
+from smokebox.isolation import TIERS, TierInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -313,15 +313,37 @@ def _tiers() -> Iterator[Check]:
     """Check the program of every isolation tier that needs one."""
     for tier in TIERS.values():
         if tier.program is not None:
-            path = shutil.which(tier.program)
-            install = f"{_install(tier.program)}, or see {tier.install_url}"
-            yield _kernel(
-                tier.program,
-                partial(bool, path),
-                path or "",
-                f"{tier.summary}, is not installed",
-                install,
-            )
+            yield _tier(tier, tier.program)
+
+
+def _tier(tier: TierInfo, program: str) -> Check:
+    path = shutil.which(os.environ.get(tier.program_variable) or program)
+    install = f"{_install(program)}, or see {tier.install_url}"
+    if path is None:
+        missing = f"{tier.summary}, is not installed"
+        return _kernel(program, lambda: False, "", missing, install)
+    release = _release(path)
+    detail = f"{path}, release {release or 'unknown'}"
+    if release is None or release >= tier.oldest:
+        return Check(name=program, status="ok", detail=detail)
+    return Check(
+        name=program,
+        status="optional",
+        detail=f"{detail}, is older than {tier.oldest}: {tier.flaw}",
+        fix=f"install that of Debian 13 or later, or see {tier.install_url}, and set "
+        f"{tier.program_variable} to its path if it is not on the PATH",
+    )
+
+
+def _release(path: str) -> int | None:
+    """Return the date of the release of a program, such as 20240729."""
+    import subprocess
+
+    command = [path, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    # "runsc version release-20240729.0", and in Debian "runsc version 0.0~20240729.0".
+    found = re.search(r"\b20\d{6}\b", done.stdout.replace("~", " "))
+    return int(found[0]) if found else None
 
 
 def _fuse() -> Check:
@@ -357,6 +379,9 @@ def check_orphans(home: str) -> Iterator[Check]:
         detail = f"the record of {home} cannot be read: {error}"
         fix = "run this as the owner of that directory, or set SMOKEBOX_HOME to another"
         yield Check(name="orphans", status="optional", detail=detail, fix=fix)
+        return
+    except SmokeboxError as error:
+        yield Check(name="orphans", status="optional", detail=error.message, fix=error.hint)
         return
     if not orphans:
         yield Check(name="orphans", status="ok", detail=f"no sandbox of {home} lacks a server")

@@ -12,6 +12,7 @@ from smokebox.engine.jail import kernfs
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.jail import boot_id, start_time
 from smokebox.engine.record.rows import TABLES, SandboxRow, load
+from smokebox.engine.record.schema import RECORD
 from smokebox.errors import SmokeboxError
 
 
@@ -37,11 +38,13 @@ def find_orphans(home: str) -> list[Orphan]:
     Raises:
         OSError: The directory cannot be read.
         sqlite3.Error: The record cannot be read.
+        Unsupported: The record is of a later version.
     """
     path = os.path.join(home, "record.db")
     if not os.path.exists(path) or _is_held(home):
         return []
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as record:
+        RECORD.check_version(record, path)
         select = TABLES[SandboxRow].select + " WHERE status = 'active' AND jail IS NOT NULL"
         rows = [load(SandboxRow, row) for row in record.execute(f"{select} ORDER BY id")]
     # Written when the run started.

@@ -151,6 +151,10 @@ class DatabaseFormat:
         unmarked = not application_id and (not tables or self.unmarked_table in tables)
         if application_id != self.application_id and not unmarked:
             raise self._unusable(path, "it is the database of another program")
+        self.check_version(connection, path)
+
+    def check_version(self, connection: sqlite3.Connection, path: str) -> None:
+        """Raise `too_new`, by default `Unsupported`, for a file of a later version."""
         version, latest = _version(connection), len(self.migrations)
         if version > latest:
             raise (self.too_new or self._too_new)(path, version, latest)

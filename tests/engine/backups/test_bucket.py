@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import obstore
 import pytest
-from obstore.store import S3Store
 
 from engine.backups.trees import leftovers, listing
 from smokebox.engine.host import Host
@@ -20,32 +19,13 @@ from smokebox.errors import (
     NotFound,
     ServiceUnavailable,
 )
-from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from obstore.store import S3Store
+
 PREFIX = "some/folder"
-
-
-@pytest.fixture(scope="module")
-def weed() -> Iterator[SeaweedServer]:
-    """An S3 server for the tests of this file."""
-    with SeaweedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(weed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """A new bucket, with its endpoint and credentials in the environment."""
-    name = f"backups-{os.urandom(4).hex()}"
-    weed.create_bucket(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", weed.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", weed.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", weed.secret_key)
-    monkeypatch.setenv("AWS_REGION", weed.region)
-    return S3Store(name, client_options={"allow_http": True})
 
 
 def url(bucket: S3Store) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -32,7 +32,7 @@ from smokebox.errors import (
 from smokebox.sandbox.access import Access
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
     from smokebox.sandbox.stores import StoreTarget
 
@@ -177,22 +177,9 @@ class BucketArchiveStore:
         self.place = f"{target.label}/{target.prefix}".rstrip("/")
 
     async def keep(self, row: BackupRow, part: str) -> None:
-        """Upload an archive in concurrent parts and verify its size, then upload the manifest."""
-        import obstore
-
-        with self._translate_errors(row.id):
-            store, key = self._target.store, self._key(row.id)
-            await obstore.put_async(
-                store,
-                key,
-                Path(part),
-                chunk_size=_UPLOAD_PART_SIZE,
-                max_concurrency=_MAX_UPLOADS,
-            )
-            found = await obstore.head_async(store, key)
-            if found["size"] != row.size:
-                raise _damaged(row, f"{found['size']} of {row.size} bytes arrived in {self.place}")
-            await obstore.put_async(store, self._key(row.id, MANIFEST), encode_manifest(row))
+        """Upload an archive, then the manifest."""
+        await self.upload(row.id + ARCHIVE, part)
+        await self.put(row.id + MANIFEST, encode_manifest(row))
         await self._folder.remove(row.id)
 
     @contextlib.asynccontextmanager
@@ -218,24 +205,23 @@ class BucketArchiveStore:
 
         await self._folder.remove(id)
         for kind in (MANIFEST, ARCHIVE):
-            with contextlib.suppress(PathNotFound), self._translate_errors(id):
-                await obstore.delete_async(self._target.store, self._key(id, kind))
+            with contextlib.suppress(PathNotFound), self._object(id + kind) as key:
+                await obstore.delete_async(self._target.store, key)
 
     async def upload(self, name: str, path: str) -> None:
         """Upload a file as an object in concurrent parts, and verify its size."""
         import obstore
 
         size = (await asyncio.to_thread(os.stat, path)).st_size
-        with self._translate_errors(name):
-            store, key = self._target.store, self._key(name, "")
+        with self._object(name) as key:
             await obstore.put_async(
-                store,
+                self._target.store,
                 key,
                 Path(path),
                 chunk_size=_UPLOAD_PART_SIZE,
                 max_concurrency=_MAX_UPLOADS,
             )
-            found = (await obstore.head_async(store, key))["size"]
+            found = (await obstore.head_async(self._target.store, key))["size"]
         if found != size:
             raise BadSnapshot(
                 f"{found} of {size} bytes of {name} arrived in {self.place}.",
@@ -244,21 +230,20 @@ class BucketArchiveStore:
                 name=name,
             )
 
-    async def put_new(self, name: str, data: bytes) -> None:
-        """Create an object; one that exists is the same, and stays."""
+    async def put(self, name: str, data: bytes) -> None:
+        """Create or replace an object."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError
 
-        with self._translate_errors(name), contextlib.suppress(AlreadyExistsError):
-            await obstore.put_async(self._target.store, self._key(name, ""), data, mode="create")
+        with self._object(name) as key:
+            await obstore.put_async(self._target.store, key, data)
 
     async def read(self, name: str, limit: int) -> bytes | None:
         """Return a small object, or None if it does not exist or is larger than the limit."""
         import obstore
 
         try:
-            with self._translate_errors(name):
-                response = await obstore.get_async(self._target.store, self._key(name, ""))
+            with self._object(name) as key:
+                response = await obstore.get_async(self._target.store, key)
                 if response.meta["size"] > limit:
                     return None
                 return bytes(await response.bytes_async())
@@ -269,40 +254,36 @@ class BucketArchiveStore:
         """Yield an object."""
         import obstore
 
-        with self._translate_errors(name):
-            response = await obstore.get_async(self._target.store, self._key(name, ""))
+        with self._object(name) as key:
+            response = await obstore.get_async(self._target.store, key)
             async for chunk in response.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
     async def _download(self, row: BackupRow, path: str) -> str:
         """Download an archive and return its checksum."""
-        import obstore
-
         received, digest = 0, hashlib.sha256()
         file = _open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            with self._translate_errors(row.id):
-                response = await obstore.get_async(self._target.store, self._key(row.id))
-                async for chunk in response.stream(min_chunk_size=CHUNK):
+            async with contextlib.aclosing(self.chunks(row.id + ARCHIVE)) as chunks:
+                async for chunk in chunks:
                     received += len(chunk)
                     if received > row.size:
                         raise _damaged(row, f"it has more than {row.size} bytes")
-                    await asyncio.to_thread(_write, file, digest, bytes(chunk))
+                    await asyncio.to_thread(_write, file, digest, chunk)
         except PathNotFound:
             raise _damaged(row, f"it is missing in {self.place}") from None
         finally:
             os.close(file)
         return digest.hexdigest()
 
-    def _key(self, id: str, kind: str = ARCHIVE) -> str:
-        return "/".join(part for part in (self._target.prefix, id + kind) if part)
-
     @contextlib.contextmanager
-    def _translate_errors(self, id: str) -> Iterator[None]:
+    def _object(self, name: str) -> Iterator[str]:
+        """Give the key of an object, and translate errors about it."""
         from smokebox.sandbox.filesystems.objects import store_errors
 
-        with store_errors(f"/{self._key(id)}", self._target.label):
-            yield
+        key = "/".join(part for part in (self._target.prefix, name) if part)
+        with store_errors(f"/{key}", self._target.label):
+            yield key
 
 
 def open_bucket(url: str, folder: FolderArchiveStore) -> BucketArchiveStore:
@@ -361,6 +342,16 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
+def parse_manifest(data: bytes, format: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a manifest. Raises ValueError if it is damaged or of another format."""
+    manifest = json.loads(data)
+    if not isinstance(manifest, dict):
+        raise ValueError("not a JSON object")
+    if {name: manifest.get(name) for name in format} != format:
+        raise ValueError("another format")
+    return manifest
+
+
 def encode_manifest(row: BackupRow) -> bytes:
     """Encode the manifest of a backup."""
     values = {name: getattr(row, name) for name in _manifest_fields()}
@@ -370,9 +361,7 @@ def encode_manifest(row: BackupRow) -> bytes:
 def decode_manifest(data: bytes, id: str, place: str) -> BackupRow | None:
     """Decode a manifest; None if it is invalid or of another backup."""
     try:
-        manifest = json.loads(data)
-        if {name: manifest[name] for name in FORMAT} != FORMAT:
-            return None
+        manifest = parse_manifest(data, FORMAT)
         values = {name: manifest[name] for name in _manifest_fields()}
         row = msgspec.convert(values | {"status": "ready", "place": place}, BackupRow)
         check_id(row.sandbox_id)

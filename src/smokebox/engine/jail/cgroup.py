@@ -125,6 +125,12 @@ class Cgroup:
         if "cpu" in self._paths:
             self._limit_cpu(limits.cpu)
 
+    def lift_cpu_limit(self) -> None:
+        """Let its processes have all the CPU that is left, to exit. Its weight stays."""
+        if "cpu" in self._paths:
+            with contextlib.suppress(SandboxGone), self._existing():
+                self._limit_cpu(None)
+
     def stats(self) -> JailStats:
         """Return the usage; memory excludes page cache that the kernel can reclaim."""
         memory = self._paths.get("memory", "")
@@ -185,6 +191,7 @@ class Cgroup:
 
     def kill(self, timeout: float = KILL_SECONDS) -> None:
         """Kill every process, frozen or not, and wait for it. Safe to repeat."""
+        self.lift_cpu_limit()
         for _ in _retries(timeout):
             self._kill_once()
             if not self.pids():

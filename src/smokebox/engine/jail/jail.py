@@ -49,6 +49,8 @@ PIPES, OUTPUT = "run/io", "run/io/output"
 _BACKLOG = 1024
 BUILD_SECONDS = 30.0
 KILL_SECONDS = 10.0
+# A jail that has not ended by then may lack the CPU that its processes need to exit.
+_UNLIMIT_SECONDS = 0.5
 # Others wait meanwhile for their memory to be checked.
 _DIAGNOSTICS_SECONDS = 1.0
 
@@ -222,15 +224,14 @@ class Jail:
         if self.frozen:
             # A process frozen by cgroup v1 does not even die.
             await self.thaw()
-        try:
-            async with asyncio.timeout(KILL_SECONDS):
-                await self._ended.wait()
-        except TimeoutError:
+        if not await self._ends_within(_UNLIMIT_SECONDS):
+            await asyncio.to_thread(self._cgroup.lift_cpu_limit)
+        if not await self._ends_within(KILL_SECONDS):
             raise ServiceUnavailable(
                 f"jail {self.state.key} does not end: a process of it is stuck in the kernel.",
                 hint="Try again; if it stays, a disk or a mount of the host hangs.",
                 service="kernel",
-            ) from None
+            )
         fds = self._detach()
         # The last descriptor of the root unmounts it, which takes long.
         await asyncio.to_thread(self._remove, fds)
@@ -264,6 +265,12 @@ class Jail:
         os.close(root)
         self.egress_sockets.replace(await guest_requests.egress_sockets(self))
         self._engine = await guest_requests.attach(self)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        return self._ended.is_set()
 
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -1,7 +1,8 @@
 """Supervision of a program in a terminal: no process of it outlives the terminal.
 
 When the program has exited, or the engine closes the connection, every process left below the
-supervisor gets SIGHUP, and SIGKILL after a grace period.
+supervisor gets SIGHUP, and SIGKILL after a grace period. The supervisor shares the CPU of the
+sandbox, so the period does not count time in which it did not run itself.
 
 Where the kernel is not the host's (gVisor), neither end of a terminal can leave that kernel. The
 supervisor then creates the terminal itself and relays bytes through two pipes of the engine.
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 
 # Message of the supervisor once the program runs.
 STARTED = b"S"
-# Time for processes to exit after SIGHUP.
-HANGUP_SECONDS = 2.0
+# Time for processes to exit after SIGHUP, and the longest wait if they get little CPU.
+HANGUP_SECONDS, LONGEST_HANGUP_SECONDS = 2.0, 10.0
 # Message to the supervisor, followed by a size.
 RESIZE = b"R"
 SIZE = struct.Struct("!HH")
 
 _REAP_SECONDS = 0.02
+# A pause that took longer counts as so long: others did not run meanwhile either.
+_COUNTED_SECONDS = 2 * _REAP_SECONDS
 _READ = 1 << 16
 # gVisor buffers megabytes of unread terminal output.
 _MOST_BUFFERED = 1 << 24
@@ -84,15 +87,18 @@ class SupervisedTerminal:
             self.supervisor.send(EXITED, 0, self.supervisor.status)
 
     def hang_up(self) -> None:
-        """End all processes, by SIGKILL after `HANGUP_SECONDS`."""
+        """End all processes, by SIGKILL after `HANGUP_SECONDS` in which they could run."""
         supervisor = self.supervisor
         if not supervisor.childless:
             supervisor.signal_all(signal.SIGHUP, signal.SIGCONT)
-        until = time.monotonic() + HANGUP_SECONDS
-        while not supervisor.childless and (left := until - time.monotonic()) > 0:
+        left, now = HANGUP_SECONDS, time.monotonic()
+        until = now + LONGEST_HANGUP_SECONDS
+        while not supervisor.childless and left > 0 and now < until:
             # Not every kernel reports the exit of an orphan.
             supervisor.wait_for_child(min(left, _REAP_SECONDS))
             self.report_exit()
+            before, now = now, time.monotonic()
+            left -= min(now - before, _COUNTED_SECONDS)
         supervisor.kill_all()
 
 

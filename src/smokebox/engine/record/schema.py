@@ -13,7 +13,8 @@ from smokebox.errors import (
 )
 from smokebox.foundation.storage import DatabaseFormat
 
-# One tuple of statements per version. Released ones never change.
+# One tuple of statements per version. Released ones never change. A field of what rows keep as JSON
+# needs a version too, as an earlier Smokebox cannot read it.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
@@ -168,6 +169,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
     ),
     ("ALTER TABLE snapshot_layers ADD COLUMN target TEXT NOT NULL DEFAULT '/'",),
+    # The group of a sandbox and its jail, in JSON.
+    (),
 )
 
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.backups.archive_store import BucketArchiveStore
+from smokebox.engine.backups.archive_store import BucketArchiveStore, parse_manifest
 from smokebox.engine.names import check_id, check_snapshot_name, is_snapshot_id
 from smokebox.engine.record.rows import (
     SandboxRow,
@@ -28,11 +28,21 @@ from smokebox.engine.record.rows import (
 from smokebox.engine.snapshots.capture import check_room
 from smokebox.engine.snapshots.snapshots import name_taken, snapshot_of
 from smokebox.engine.workers import Job, checkpoint
-from smokebox.errors import BadSnapshot, Conflict, InvalidOption, NotFound, Unsupported
+from smokebox.errors import (
+    BadSnapshot,
+    Conflict,
+    ImageError,
+    InvalidOption,
+    NotFound,
+    PathNotFound,
+    Unsupported,
+)
 from smokebox.foundation.ids import new_id
 from smokebox.foundation.tasks import run_to_completion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.layer_store import StoredLayer
@@ -87,7 +97,7 @@ class SnapshotArchives:
                 stored = replace(rows[layer.id], merged=())
                 layers.append({"row": to_text(stored), "digest": digest})
             manifest = {**FORMAT, "snapshot": to_text(row), "layers": layers}
-            await bucket.put_new(f"{row.id}.json", json.dumps(manifest).encode())
+            await bucket.put(f"{row.id}.json", json.dumps(manifest).encode())
         return snapshot_of(row)
 
     async def find(self, id: str) -> ArchivedSnapshot:
@@ -141,10 +151,11 @@ class SnapshotArchives:
                     stack = [one.at() for one in self._snapshots.layers(below)]
                     paths = [one.path for one in (*stack, *image.layers) if one.target == target]
                     loaded.append(layer.row)
-                    chunks = bucket.chunks(f"layers/{layer.row.id}.tar.zst")
-                    await self._store.unpack_written(
-                        chunks, layer.row, digest=layer.digest, below=paths
-                    )
+                    with _layer_errors(layer.row.id, bucket.place):
+                        chunks = bucket.chunks(_key(layer.row.id))
+                        await self._store.unpack_written(
+                            chunks, layer.row, digest=layer.digest, below=paths
+                        )
                 async with self._context.catalog.recording():
                     await self._record.write(*map(insert, loaded), insert(row))
             except BaseException:
@@ -178,11 +189,11 @@ class SnapshotArchives:
         check_room(self._context.home.path, size, used=used, limit=limit)
 
     async def _upload(self, bucket: BucketArchiveStore, layer: StoredLayer) -> str:
-        """Upload a layer that the bucket lacks, and return the digest of its plain archive."""
+        """Upload a layer, and return the digest of its archive before compression."""
         part = self._context.backups.folder.part(f"{layer.id}.{new_id()}")
         try:
             digest = await self._snapshots.workers.run(Job(), self._pack, layer, part)
-            await bucket.upload(f"layers/{layer.id}.tar.zst", part)
+            await bucket.upload(_key(layer.id), part)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 await asyncio.to_thread(os.unlink, part)
@@ -216,11 +227,28 @@ def _bucket(backups: Backups) -> BucketArchiveStore:
     return backups.store
 
 
+def _key(layer: str) -> str:
+    return f"layers/{layer}.tar.zst"
+
+
+@contextlib.contextmanager
+def _layer_errors(layer: str, place: str) -> Iterator[None]:
+    """Translate errors about the archive of a layer."""
+    try:
+        yield
+    except (ImageError, PathNotFound) as error:
+        reason = "missing" if isinstance(error, PathNotFound) else f"damaged: {error.message}"
+        raise BadSnapshot(
+            f"the layer {layer} of the snapshot in {place} is {reason.rstrip('.')}.",
+            hint="Export the snapshot again.",
+            kind="layer",
+            name=layer,
+        ) from error
+
+
 def _decode(data: bytes, id: str) -> ArchivedSnapshot:
     try:
-        manifest = json.loads(data)
-        if {name: manifest[name] for name in FORMAT} != FORMAT:
-            raise ValueError("another format")
+        manifest = parse_manifest(data, FORMAT)
         row = from_text(SnapshotRow, manifest["snapshot"])
         check_id(row.sandbox_id)
         layers = tuple(

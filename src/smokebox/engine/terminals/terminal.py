@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.terminal_supervisor import HANGUP_SECONDS
+from smokebox.engine.jail.terminal_supervisor import LONGEST_HANGUP_SECONDS
 from smokebox.engine.run import after_end
 from smokebox.engine.terminals.output import OutputView, TerminalOutput
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded, SandboxGone
@@ -27,7 +27,7 @@ MAX_SIZE = 10_000
 KILLED = 128 + 9
 
 # Time limit for the supervisor to end all processes after the program has ended.
-_TREE_SECONDS = HANGUP_SECONDS + supervisor.KILL_SECONDS + 1
+_TREE_SECONDS = LONGEST_HANGUP_SECONDS + supervisor.KILL_SECONDS + 1
 # The kernel reports the end of a jail after that of its processes, and the engine then the reason.
 _JAIL_SECONDS, _REASON_SECONDS = 0.5, 10.0
 

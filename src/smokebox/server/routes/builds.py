@@ -138,6 +138,7 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         limits=parse_limits(checked["limits"]),
         egress=layers,
         scope=call.principal.image_scope,
+        group=call.principal.group,
         prefix=call.principal.prefix,
         shared=body.share,
         check_base=functools.partial(call.state.quotas.check_image, call.principal),

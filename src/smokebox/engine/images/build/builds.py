@@ -62,6 +62,7 @@ class BuildRequest:
         egress: Network policy of RUN and ADD, closed by default.
         scope: Owner of the image and the cache, such as a prefix of the ids of sandboxes.
         shared: Let all sandboxes use the image, and its names.
+        group: Group whose CPU weight the sandboxes of its steps share, as in `RunSettings`.
         prefix: Prefix of the id of the sandbox that `keep` leaves.
         source: Origin of the image in words.
         check_base: Raises for the name of a base image that the build may not use.
@@ -84,6 +85,7 @@ class BuildRequest:
     egress: EgressLayers = field(default_factory=EgressLayers)
     scope: str = ""
     shared: bool = False
+    group: str = ""
     prefix: str = ""
     source: str = "build"
     check_base: Callable[[str], Awaitable[None]] | None = None
@@ -196,6 +198,7 @@ class Builds:
                 limits=request.limits,
                 egress=request.mirrors.route(request.egress),
                 variables=request.mirrors.variables,
+                group=request.group,
             ),
             secrets=request.secrets,
             scope=request.scope,

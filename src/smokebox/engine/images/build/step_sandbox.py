@@ -22,7 +22,6 @@ from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.jail.jail import make_directories
 from smokebox.engine.options import CheckedOptions
 from smokebox.errors import LimitReached, SandboxGone
-from smokebox.foundation.loop_shares import current_share
 from smokebox.limits import Limits
 from smokebox.runtime.stream import Chunk
 
@@ -51,12 +50,16 @@ async def _measure_nothing(*, only_if_due: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """Settings of all steps of a build. `variables` are added to each command's environment."""
+    """Settings of all steps of a build. `variables` are added to each command's environment.
+
+    Their sandboxes share the CPU weight of `group`, as in `RunSettings`.
+    """
 
     limits: Limits = field(default_factory=Limits)
     egress: EgressLayers = field(default_factory=EgressLayers)
     hostname: str = "buildkitsandbox"
     variables: dict[str, str] = field(default_factory=dict)
+    group: str = ""
 
 
 class StepSandbox:
@@ -85,11 +88,10 @@ class StepSandbox:
         self._commands = commands
         egress = settings.egress if network else EgressLayers()
         self._egress = egress
-        share = current_share()
         self._proxy = EgressProxy(
             self.key,
             layers=lambda: egress,
-            share=lambda: share,
+            share=lambda: context.shares.share(settings.group),
             handlers=HandlerRegistry(),
             workers=context.workers,
             traffic=context.traffic,
@@ -213,9 +215,8 @@ class StepSandbox:
     async def _start(self) -> None:
         context, settings = self._context, self._settings
         jailer = context.jailer(context.tier)
-        spec = replace(
-            context.spec(self.key, self._image, settings.limits), directory=self.directory
-        )
+        spec = context.spec(self.key, self._image, settings.limits, group=settings.group)
+        spec = replace(spec, directory=self.directory)
         self._jail = await jailer.make(spec)
         if not self._commands:
             return
