@@ -279,7 +279,9 @@ class Host:
         chosen = fork_ids(id, count, ids)
         source = self.sandbox(id)
         row = await source.snapshots.row()
-        options = CheckedOptions(image=row.image, tier=check_tier(row.tier), limits=row.limits)
+        options = CheckedOptions(
+            image=row.image, digest=row.digest, tier=check_tier(row.tier), limits=row.limits
+        )
         async with contextlib.AsyncExitStack() as stack:
             limits, group = {}, None
             for one in chosen:

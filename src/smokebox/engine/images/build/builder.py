@@ -106,7 +106,12 @@ class Builder:
         index = self.plan.find(name, before)
         if index is not None:
             return await self.result(index)
-        return await self.services.bases.find(name, scope=self.settings.scope or None)
+        return await self.base(name)
+
+    async def base(self, name: str) -> BuildState:
+        """Return the state of a base image. The progress has that of a recipe that is built."""
+        scope = self.settings.scope or None
+        return await self.services.bases.find(name, scope=scope, report=self.progress.send)
 
     async def _build_stage(self, stage: Stage) -> BuildState:
         for index in stage.needs:
@@ -177,8 +182,7 @@ class StageBuild:
         if isinstance(base, int):
             self._state = await self.builder.result(base)
         else:
-            scope = self._settings.scope or None
-            self._state = await self._services.bases.find(base, scope=scope)
+            self._state = await self.builder.base(base)
         config = self._state.config
         if not config.architecture:
             config = replace(config, architecture=self.builder.plan.platform.architecture)
