@@ -18,6 +18,7 @@ from http_response import fetch
 from oci_images import TestImage, tar
 from registry_server import RegistryServer, run_registry
 from server.key_client import client
+from smokebox.engine.disk import measure
 from smokebox.engine.images.registry.access import RegistryConfig, RegistrySettings
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
@@ -239,6 +240,25 @@ async def test_cache_mounts_count_and_make_room(server: RunningServer) -> None:
         assert await used(server, acme) >= 3_000_000
         assert "total_images" in (await events(acme, "/api/builds", body))["message"]
         assert await used(server, acme) < MIB
+
+
+async def test_a_step_is_stopped_at_what_is_left_of_the_quota(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    fill = "RUN yes | head -c 400000000 > /large; sleep 30"
+    body = {"dockerfile": f"FROM host\n{fill}\n"}
+    most = 0
+    async with client(server, "acme") as acme:
+        building = asyncio.create_task(events(acme, "/api/builds", body))
+        while not building.done():
+            most = max(most, await asyncio.to_thread(lambda: measure(str(tmp_path)).bytes))
+            await asyncio.sleep(0.1)
+        error = building.result()
+        assert error["fields"]["line"] == 2, error
+        assert "total_images" in error["message"]
+        # It is noticed after a second or two.
+        assert most < 300 * MIB
+        assert await used(server, acme) < CEILING
 
 
 async def test_digest_needs_a_name_that_the_ceiling_allows(

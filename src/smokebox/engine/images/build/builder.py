@@ -20,7 +20,7 @@ from smokebox.engine.images.build.sources import RootSource, digest_tree
 from smokebox.engine.images.build.state import step_key
 from smokebox.engine.images.build.steps import SCRIPT, CommandStep
 from smokebox.engine.images.build.variables import Scope
-from smokebox.errors import BuildFailed, InvalidDockerfile, SmokeboxError
+from smokebox.errors import BuildFailed, InvalidDockerfile, SmokeboxError, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -442,11 +442,13 @@ class StageBuild:
         """Add the instruction and its place to errors in the block."""
         try:
             yield
-        except SmokeboxError as error:
-            if isinstance(error, (BuildFailed, InvalidDockerfile)) or "line" in error.fields:
+        except (SmokeboxError, OSError) as error:
+            # Of the host, such as a full disk: its paths are not those of the image.
+            found = error if isinstance(error, SmokeboxError) else from_os_error(error, "/")
+            if isinstance(found, (BuildFailed, InvalidDockerfile)) or "line" in found.fields:
                 raise
-            message = error.message.rstrip(".")
-            raise self._failed(instruction, message, progress, hint=error.hint) from error
+            message = found.message.rstrip(".")
+            raise self._failed(instruction, message, progress, hint=found.hint) from found
 
     def _failed(
         self,

@@ -204,6 +204,7 @@ class Builds:
             secrets=request.secrets,
             scope=request.scope,
             single_id=not privileged(),
+            charge=charge,
         )
         services = BuildServices(
             runner=runner,
