@@ -15,7 +15,7 @@ from smokebox.client.client import connect
 from smokebox.foundation.endpoint import log_path, socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from smokebox.client.client import Client
 
@@ -25,8 +25,9 @@ START_SECONDS = 60.0
 class ServerProcess:
     """Server in a separate process, which can be killed, stopped and restarted."""
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, home: str, env: Mapping[str, str] | None = None) -> None:
         self.home = home
+        self._env = {**os.environ, **(env or {})}
         self.url = f"unix:{socket_path(home)}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -36,7 +37,11 @@ class ServerProcess:
         serve = [sys.executable, "-m", "smokebox", "serve", "--no-tcp", "--pool", "0"]
         with open(log_path(self.home), "ab") as log:
             self.process = subprocess.Popen(
-                [*serve, "--home", self.home], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*serve, "--home", self.home],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env,
             )
         deadline = time.monotonic() + START_SECONDS
         while background.find(self.home) is None:
@@ -78,9 +83,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def server_process(home: str) -> Iterator[ServerProcess]:
-    """Run a server within the block."""
-    server = ServerProcess(home)
+def server_process(home: str, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Run a server within the block, with more variables in its environment."""
+    server = ServerProcess(home, env)
     server.start()
     try:
         yield server

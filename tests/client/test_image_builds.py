@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox import Image
+from client.server_process import server_process
+from smokebox import Image, env
 from smokebox.client.build_context import read_context
 from smokebox.errors import BuildFailed, InvalidDockerfile, InvalidOption, PathNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from smokebox.client.client import Client
@@ -170,6 +172,42 @@ def test_an_image_is_the_text_of_a_dockerfile(tmp_path: Path) -> None:
 def test_an_image_refuses_what_would_be_another_instruction(make: object) -> None:
     with pytest.raises(InvalidOption):
         make()  # type: ignore[operator]
+
+
+INDEX = "http://mirror.test/simple"
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path) -> Iterator[Client]:
+    """Return a client of a server whose host has a package mirror."""
+    with server_process(str(tmp_path / "home"), {"PIP_INDEX_URL": INDEX}) as server:
+        yield server.client()
+
+
+async def test_a_sandbox_is_built_with_the_mirrors_of_the_host_on_request(
+    mirrored: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path = tmp_path / "project"
+    write(tmp_path, Dockerfile='FROM host\nRUN echo "index $PIP_INDEX_URL" > /index\n')
+    toml = '[sandboxes.With]\nimage = "./Dockerfile"\nmirrors = true\n'
+    write(tmp_path, smokebox__toml=toml)
+    monkeypatch.chdir(tmp_path)
+    async with mirrored as client:
+        async with await client.create(env.With) as bound:
+            assert (await bound.exec("cat /index")).stdout == f"index {INDEX}\n"
+            # They are for the build.
+            assert (await bound.exec("echo $PIP_INDEX_URL")).stdout == "\n"
+        write(tmp_path, Dockerfile='FROM host\nRUN echo "none $PIP_INDEX_URL" > /index\n')
+        async with await client.create(env.With, mirrors=False) as plain:
+            assert (await plain.exec("cat /index")).stdout == "none \n"
+        image = Image.host().run('echo "declared $PIP_INDEX_URL" > /index')
+        async with await client.create(image=image, mirrors=True) as declared:
+            assert (await declared.exec("cat /index")).stdout == f"declared {INDEX}\n"
+
+
+def test_mirrors_is_no_text(client: Client) -> None:
+    with pytest.raises(InvalidOption, match="mirrors"):
+        client.sandbox("box", mirrors="yes")  # type: ignore[call-overload]
 
 
 async def test_unknown_options_name_the_nearest(client: Client, tmp_path: Path) -> None:

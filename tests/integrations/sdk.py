@@ -17,10 +17,10 @@ from smokebox.client.sandbox_connection import SandboxConnection
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smokebox.client.settings import ClientSettings
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
     from smokebox.types import SandboxInfo
-    from smokebox.wire.requests import Settings
 
 
 class SingleUseConnection(SandboxConnection):
@@ -45,7 +45,7 @@ class SingleUseSandbox(Sandbox):
         self,
         id: str,
         transport: Transport,
-        settings: Settings,
+        settings: ClientSettings,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         super().__init__(id, transport, settings, handlers)

@@ -18,6 +18,7 @@ from http_response import fetch
 from oci_images import TestImage, tar
 from registry_server import RegistryServer, run_registry
 from server.key_client import client
+from smokebox.engine.disk import measure
 from smokebox.engine.images.registry.access import RegistryConfig, RegistrySettings
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
@@ -241,6 +242,25 @@ async def test_cache_mounts_count_and_make_room(server: RunningServer) -> None:
         assert await used(server, acme) < MIB
 
 
+async def test_a_step_is_stopped_at_what_is_left_of_the_quota(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    fill = "RUN yes | head -c 400000000 > /large; sleep 30"
+    body = {"dockerfile": f"FROM host\n{fill}\n"}
+    most = 0
+    async with client(server, "acme") as acme:
+        building = asyncio.create_task(events(acme, "/api/builds", body))
+        while not building.done():
+            most = max(most, await asyncio.to_thread(lambda: measure(str(tmp_path)).bytes))
+            await asyncio.sleep(0.1)
+        error = building.result()
+        assert error["fields"]["line"] == 2, error
+        assert "total_images" in error["message"]
+        # It is noticed after a second or two.
+        assert most < 300 * MIB
+        assert await used(server, acme) < CEILING
+
+
 async def test_digest_needs_a_name_that_the_ceiling_allows(
     server: RunningServer, registry: RegistryServer
 ) -> None:
@@ -278,3 +298,56 @@ async def test_a_key_starts_what_it_built_on_an_image_of_its_profile(
         bob.put("/api/sandboxes/bob-box", json=body) as response,
     ):
         assert response.status in (403, 404)
+
+
+async def start(session: aiohttp.ClientSession, id: str, image: str) -> Any:
+    """Create a sandbox, and return the file /who of it, or the code of the error."""
+    created = await fetch(session.put(f"/api/sandboxes/{id}", json={"image": image}))
+    if created.status != 200:
+        return created.body["error"]["code"]
+    query = {"path": "/who"}
+    async with session.get(f"/api/sandboxes/{id}/files", params=query) as response:
+        return (await response.text()).strip()
+
+
+def who(name: str, tag: str) -> dict[str, Any]:
+    """Return a build of an image with a file that names who built it."""
+    return {"dockerfile": f"FROM host\nRUN echo {name} > /who\n", "names": [tag]}
+
+
+async def test_a_key_starts_what_it_built_by_its_own_tag(server: RunningServer) -> None:
+    async with client(server, "alice", profile="narrow") as alice:
+        await events(alice, "/api/builds", who("alice", "mine:1"))
+        assert await start(alice, "alice-a", "mine:1") == "alice"
+        body = {"dockerfile": "FROM mine:1\nCOPY --from=mine:1 /who /copy\n", "names": ["next:1"]}
+        assert "digest" in await events(alice, "/api/builds", body)
+        assert await start(alice, "alice-b", "next:1") == "alice"
+        async with client(server, "bob", profile="narrow") as bob:
+            assert await start(bob, "bob-a", "mine:1") == "forbidden"
+        forked = await fetch(alice.post("/api/sandboxes/alice-a/fork", json={"count": 1}))
+        assert forked.status == 201, forked.body
+        # What it has goes on without the name, and nothing else starts by it.
+        await fetch(alice.delete("/api/images", params={"image": "mine:1"}))
+        assert await start(alice, "alice-a", "mine:1") == "alice"
+        assert await start(alice, "alice-c", "mine:1") == "forbidden"
+
+
+@pytest.mark.parametrize("prefix", ["alice", ""])
+async def test_an_own_tag_opens_no_image_of_others_with_that_name(
+    server: RunningServer, registry: RegistryServer, prefix: str
+) -> None:
+    secret = push(registry, data(1000))
+    async with (
+        client(server, prefix, profile="narrow") as alice,
+        client(server, admin=True) as admin,
+    ):
+        for tag in ("shared:1", secret):
+            await events(admin, "/api/builds", {**who("operator", tag), "share": True})
+            assert await start(alice, "alice-a", tag) == "forbidden"
+            await events(alice, "/api/builds", who("alice", tag))
+            assert await start(alice, f"alice-{len(tag)}", tag) == "alice"
+            built = await events(alice, "/api/builds", {"dockerfile": f"FROM {tag}\nRUN cat /who"})
+            assert "digest" in built
+        assert (await pull(alice, secret))["code"] == "forbidden"
+        await fetch(alice.delete("/api/images", params={"image": secret}))
+        assert await start(alice, "alice-z", secret) == "forbidden"

@@ -20,6 +20,7 @@ from smokebox.cli.options import (
     Id,
     Image,
     Limits,
+    Mirrors,
     Stdin,
     Tier,
     Timeout,
@@ -96,6 +97,7 @@ def once(
     user: User = None,
     tier: Tier = None,
     egress: Egress = None,
+    mirrors: Mirrors = False,
     timeout: Timeout = None,
     stdin: Stdin = False,
 ) -> int:
@@ -111,6 +113,7 @@ def once(
         user=user,
         tier=tier,
         egress=egress,
+        mirrors=mirrors,
         ephemeral=True,
     )
     data = sys.stdin.buffer.read() if stdin else None

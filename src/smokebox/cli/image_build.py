@@ -71,28 +71,28 @@ def build(
     arguments = _build_args(build_arg)
 
     async def work(client: Client) -> None:
-        printer = ProgressPrinter(progress)
-        try:
-            digest = await client.builds.build(
-                path,
-                file=file,
-                on_event=printer.show,
-                names=tag or (),
-                build_args=arguments,
-                target=target,
-                platform=platform,
-                secrets=secrets,
-                no_cache=no_cache,
-                keep=keep,
-                mirrors=mirrors,
-                share=share,
-                egress=parse_egress_words(egress),
-                limits=parse_limits(limits),
-                timeout=timeout,
-            )
-        except BuildFailed as error:
-            printer.show_failure(error)
-            raise
+        with ProgressPrinter(progress) as printer:
+            try:
+                digest = await client.builds.build(
+                    path,
+                    file=file,
+                    on_event=printer.show,
+                    names=tag or (),
+                    build_args=arguments,
+                    target=target,
+                    platform=platform,
+                    secrets=secrets,
+                    no_cache=no_cache,
+                    keep=keep,
+                    mirrors=mirrors,
+                    share=share,
+                    egress=parse_egress_words(egress),
+                    limits=parse_limits(limits),
+                    timeout=timeout,
+                )
+            except BuildFailed as error:
+                printer.show_failure(error)
+                raise
         if progress != "json":
             typer.echo(digest)
 
@@ -105,7 +105,8 @@ async def prepare_image(client: Client, settings: SandboxSettings) -> None:
 
     image = settings.get("image")
     if is_recipe(image):
-        await client.builds.build(image, on_event=ProgressPrinter("plain").show)
+        with ProgressPrinter("plain") as printer:
+            await client.builds.build(image, on_event=printer.show)
 
 
 def _build_args(texts: list[str] | None) -> dict[str, str]:

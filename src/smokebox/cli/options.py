@@ -46,6 +46,12 @@ Image = Annotated[
         help="Image to create it from: a reference, a Dockerfile's path, oci:DIR, archive:FILE.",
     ),
 ]
+Mirrors = Annotated[
+    bool,
+    typer.Option(
+        "--mirrors", help="Use the package mirrors of the server's host where the image is built."
+    ),
+]
 Limits = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +104,7 @@ def settings_of(
     cwd: str | None = None,
     user: str | None = None,
     egress: list[str] | None = None,
+    mirrors: bool = False,
 ) -> SandboxSettings:
     """Convert options of the command line to settings of the SDK."""
     from smokebox.client.settings import SandboxSettings
@@ -115,6 +122,7 @@ def settings_of(
         cwd=cwd,
         user=user,
         egress=parse_egress_words(egress),
+        mirrors=mirrors or None,
     )
 
 

@@ -50,13 +50,13 @@ def run_with_client(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -
 
         with handle_signals((signal.SIGTERM, signal.SIGHUP), end):
             async with connect() as client:
-                printer = ImageProgressPrinter()
-                client.watch_images(printer.show_image)
-                try:
-                    return await work(client) or 0
-                except BuildFailed as error:
-                    printer.show_failure(error)
-                    raise
+                with ImageProgressPrinter() as printer:
+                    client.watch_images(printer.show_image)
+                    try:
+                        return await work(client) or 0
+                    except BuildFailed as error:
+                        printer.show_failure(error)
+                        raise
 
     try:
         with asyncio.Runner() as runner:

@@ -20,6 +20,7 @@ from smokebox.cli.options import (
     Image,
     Label,
     Limits,
+    Mirrors,
     Tier,
     User,
     parse_pairs,
@@ -69,6 +70,7 @@ def create(
     user: User = None,
     tier: Tier = None,
     egress: Egress = None,
+    mirrors: Mirrors = False,
 ) -> int:
     """Create a sandbox and print its ID.
 
@@ -87,6 +89,7 @@ def create(
         user=user,
         tier=tier,
         egress=egress,
+        mirrors=mirrors,
     )
 
     async def work(client: Client) -> None:

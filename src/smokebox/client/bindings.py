@@ -29,8 +29,8 @@ from smokebox.project import CONFIG_FILE, CREDENTIALS, PYPROJECT, ProjectConfig,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smokebox.client.settings import ClientSettings
     from smokebox.sandbox.bucket import BucketBinding
-    from smokebox.wire.requests import Settings
 
 _CLASS_NAME = "class_name"
 
@@ -44,7 +44,7 @@ class Binding:
     """
 
     name: str
-    settings: Settings
+    settings: ClientSettings
     file: str
     class_name: str = ""
 

@@ -11,6 +11,7 @@ from smokebox.client.sandbox_network import SandboxNetwork
 from smokebox.client.sandbox_snapshots import SandboxSnapshots
 from smokebox.client.sandbox_storage import SandboxStorage
 from smokebox.client.settings import (
+    ClientSettings,
     ParsedSettings,
     SandboxSettings,
     declared,
@@ -21,7 +22,6 @@ from smokebox.errors import InvalidOption, NotFound
 from smokebox.foundation.ids import new_global_id
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire import requests, responses
-from smokebox.wire.requests import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, S
         self,
         id: str,
         transport: Transport,
-        settings: Settings,
+        settings: ClientSettings,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.id = id
@@ -168,7 +168,10 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxSnapshots, S
         )
         # Their settings are those of this sandbox: none have to be sent.
         transport, handlers = self._connection.transport, self._connection.channel.handlers
-        return [type(self)(info.id, transport, Settings(), handlers) for info in response.sandboxes]
+        return [
+            type(self)(info.id, transport, ClientSettings(), handlers)
+            for info in response.sandboxes
+        ]
 
     async def aclose(self) -> None:
         """Close the handle. A sandbox made by `create` is destroyed, others are kept.

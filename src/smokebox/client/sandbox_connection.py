@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 
     from smokebox.client.http_client import ApiWebSocket
+    from smokebox.client.settings import ClientSettings
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
     from smokebox.foundation.sse import Event
     from smokebox.wire.requests import Settings
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Settings")
 
 DEFAULT_CWD = "/workspace"
 _RESUME_ATTEMPTS = 8
@@ -45,7 +45,11 @@ class SandboxConnection:
     """
 
     def __init__(
-        self, id: str, transport: Transport, settings: Settings, handlers: Mapping[str, Handler]
+        self,
+        id: str,
+        transport: Transport,
+        settings: ClientSettings,
+        handlers: Mapping[str, Handler],
     ) -> None:
         self.id = id
         self.transport = transport
@@ -220,23 +224,31 @@ class SandboxConnection:
             task.exception()
 
 
-async def with_server_image(transport: Transport, settings: S) -> S:
-    """Return settings whose image is one of the server: one of files here is built or loaded."""
+async def with_server_image(transport: Transport, settings: ClientSettings) -> Settings:
+    """Return settings for the server: an image of files here is built or loaded first."""
+    image = await _server_image(transport, settings)
+    return msgspec.structs.replace(settings.for_server(), image=image)
+
+
+async def _server_image(transport: Transport, settings: ClientSettings) -> str | None:
+    """Return the name or digest of an image of the server."""
     # Most images are names, and need no parser.
     if is_image_file(settings.image):
         loaded = await Images(transport).load(
             settings.image or "", names=(), progress=transport.image_progress
         )
-        return msgspec.structs.replace(settings, image=loaded.digest)
+        return loaded.digest
     if not is_local(settings.image):
-        return settings
+        return settings.image
     from smokebox.client.image_builds import ImageBuilds
 
     context = await asyncio.to_thread(local_context, settings.image or "")
-    digest = await ImageBuilds(transport).build(
-        context, egress=settings.egress, on_event=transport.image_progress
+    return await ImageBuilds(transport).build(
+        context,
+        egress=settings.egress,
+        mirrors=bool(settings.mirrors),
+        on_event=transport.image_progress,
     )
-    return msgspec.structs.replace(settings, image=digest)
 
 
 def path_segment(option: str, name: object) -> str:

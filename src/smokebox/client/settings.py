@@ -39,6 +39,8 @@ class SandboxSettings(TypedDict, total=False):
         user: User that commands run as.
         egress: What it may reach: an `Egress`, or a list of allowed hosts.
         snapshot: Id or name of a snapshot to create it from; `image="snapshot:NAME"` says the same.
+        mirrors: Use the package mirrors of the server's host in the build of an `image` that is
+            built. `egress` opens their hosts.
     """
 
     image: str | Image | None
@@ -54,18 +56,29 @@ class SandboxSettings(TypedDict, total=False):
     user: str | None
     egress: EgressOption | None
     snapshot: str | None
+    mirrors: bool | None
 
 
-NAMES = frozenset(Settings.__struct_fields__)
+class ClientSettings(Settings):
+    """Settings of a sandbox, with those of the build of its image, which the client starts."""
+
+    mirrors: bool | None = None
+
+    def for_server(self) -> Settings:
+        """Return the settings that the server takes."""
+        return Settings(**{name: getattr(self, name) for name in Settings.__struct_fields__})
+
+
+NAMES = frozenset(ClientSettings.__struct_fields__)
 # A subclass declares handlers as attributes of their own, not within `egress`.
 _OUTBOUND = ("outbound", "outbound_by_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedSettings:
-    """Settings as sent to the server, and the handlers that stay in this process, by slot."""
+    """Settings of a sandbox, and the handlers that stay in this process, by slot."""
 
-    settings: Settings
+    settings: ClientSettings
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
     def over(self, other: ParsedSettings) -> ParsedSettings:
@@ -78,7 +91,7 @@ class ParsedSettings:
         )
 
 
-def set_fields(settings: Settings) -> dict[str, Any]:
+def set_fields(settings: ClientSettings) -> dict[str, Any]:
     """Return the settings that are not None, by name."""
     return {name: value for name in NAMES if (value := getattr(settings, name)) is not None}
 
@@ -115,7 +128,7 @@ def parse_settings(
         plain["egress"] = split.settings
         handlers = {slot: one for slot, one in split.handlers.items() if not isinstance(one, str)}
     try:
-        settings = msgspec.convert(plain, Settings)
+        settings = msgspec.convert(plain, ClientSettings)
     except msgspec.ValidationError as error:
         what, _, path = str(error).removesuffix("`").partition(" - at `$.")
         option = path.partition("[")[0]

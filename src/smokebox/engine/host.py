@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
 from smokebox.egress.handler import load_handler
-from smokebox.engine.backups.backups import Backups
 from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
-from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.build.builds import Builds
-from smokebox.engine.images.catalog import KEEP_SECONDS, ImageCatalog
+from smokebox.engine.images.catalog import KEEP_SECONDS
 from smokebox.engine.images.images import Images
-from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.recipe_images import PREFIX, RecipeImages
-from smokebox.engine.images.registry.access import RegistrySettings
 from smokebox.engine.images.registry.pull import RegistryImages, full_access
 from smokebox.engine.images.registry.push import ImagePusher
-from smokebox.engine.images.store import open_store
 from smokebox.engine.images.uploaded_images import UploadedImages
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
@@ -36,14 +31,12 @@ from smokebox.engine.options import (
     parse_options,
 )
 from smokebox.engine.pool import JailPool
-from smokebox.engine.quota.storage_pool import parse_pool_size
-from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sandbox import Sandbox, info_of
-from smokebox.engine.sandbox_storage import SandboxStorage, open_storage
 from smokebox.engine.snapshots.forks import fork_ids, no_memory
 from smokebox.engine.snapshots.snapshot_archives import SnapshotArchives
 from smokebox.engine.snapshots.snapshots import Snapshots
+from smokebox.engine.stores import open_stores
 from smokebox.engine.workers import Workers
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.isolation import check_tier
@@ -54,12 +47,14 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     from smokebox.egress.handler import HandlerLoader
+    from smokebox.engine.backups.backups import Backups
     from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.images.registry.access import RegistrySettings
     from smokebox.engine.images.registry.pull import AccessOf
-    from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.engine.record.rows import SandboxRow
+    from smokebox.engine.stores import Stores
     from smokebox.foundation.loop_shares import LoopShares
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
@@ -129,40 +124,17 @@ class Host:
             AccessDenied: The state directory belongs to another user, or is writable by others.
         """
         raise_open_files()
-        size = parse_pool_size(storage_pool) if storage_pool is not None else None
-        directory = await asyncio.to_thread(open_home, home)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.callback(directory.close)
-            storage = await asyncio.to_thread(open_storage, directory, size)
-            stack.callback(storage.close)
-            record = await Record.open(directory.record)
-            stack.push_async_callback(record.aclose)
-            layers = os.fspath(images or os.path.join(directory.path, "images"))
-            catalog = ImageCatalog(record, LayerStore(layers, home=directory.path))
-            pulls = RegistryImages(registries or RegistrySettings(), catalog, pull_access)
-            image_store = await asyncio.to_thread(
-                open_store,
-                layers,
-                catalog=catalog,
-                registries=pulls,
-                directories=directories,
-                private=(directory.path,),
-            )
-            store = Backups(record, os.path.join(directory.path, "backups"), backups)
-            stack.pop_all()
+        stores = await open_stores(
+            home,
+            images=images,
+            backups=backups,
+            directories=directories,
+            storage_pool=storage_pool,
+            registries=registries,
+            pull_access=pull_access,
+        )
         context = _build_context(
-            directory,
-            storage,
-            record,
-            store,
-            tier,
-            pool,
-            layers,
-            image_store,
-            catalog,
-            pulls,
-            admit,
-            load_handler,
+            stores, tier=tier, pool=pool, admit=admit, load_handler=load_handler
         )
         host = cls(context)
         try:
@@ -313,7 +285,9 @@ class Host:
         chosen = fork_ids(id, count, ids)
         source = self.sandbox(id)
         row = await source.snapshots.row()
-        options = CheckedOptions(image=row.image, tier=check_tier(row.tier), limits=row.limits)
+        options = CheckedOptions(
+            image=row.image, digest=row.digest, tier=check_tier(row.tier), limits=row.limits
+        )
         async with contextlib.AsyncExitStack() as stack:
             limits, group = {}, None
             for one in chosen:
@@ -457,31 +431,21 @@ async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 def _build_context(
-    home: Home,
-    storage: SandboxStorage,
-    record: Record,
-    backups: Backups,
-    tier: Tier,
-    pool: int,
-    layers: str,
-    image_store: ImageStore,
-    catalog: ImageCatalog,
-    registries: RegistryImages,
-    admit: Admission,
-    load_handler: HandlerLoader,
+    stores: Stores, *, tier: Tier, pool: int, admit: Admission, load_handler: HandlerLoader
 ) -> EngineContext:
+    home, storage = stores.home, stores.storage
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
-        "gvisor": GvisorJailer(os.path.join(layers, "interpreter")),
+        "gvisor": GvisorJailer(os.path.join(stores.layers, "interpreter")),
     }
     guard = ResourceGuard(storage)
     context = EngineContext(
         home=home,
         storage=storage,
-        record=record,
-        images=image_store,
-        catalog=catalog,
-        registries=registries,
+        record=stores.record,
+        images=stores.images,
+        catalog=stores.catalog,
+        registries=stores.registries,
         jailers=jailers,
         tier=tier,
         workers=Workers(),
@@ -492,8 +456,8 @@ def _build_context(
             prepare=lambda spec: asyncio.to_thread(storage.prepare, spec.key, spec.limits.disk),
             remove=lambda spec: context.remove(spec.key),
         ),
-        backups=backups,
-        snapshots=Snapshots(record, home, storage, image_store, catalog, guard),
+        backups=stores.backups,
+        snapshots=Snapshots(stores.record, home, storage, stores.images, stores.catalog, guard),
         tag=tag_of(home.path),
         admit=admit,
         load_handler=load_handler,

@@ -38,10 +38,12 @@ SNAPSHOT_PREFIX = "snapshot:"
 class CheckedOptions:
     """Checked options. None means that an option was not passed and keeps its value.
 
-    `group` is no option of users: admission sets it (see `RunSettings`).
+    `group` and `digest` are no options of users: admission sets them. The group is that of
+    `RunSettings`, and the digest is of the image to start from, whose name is not looked up then.
     """
 
     image: str | None = None
+    digest: str | None = None
     tier: Tier | None = None
     limits: Limits | None = None
     env: dict[str, str] | None = None

@@ -77,7 +77,8 @@ async def _start(
             base = await context.images.get(origin.image, scope=id, digest=origin.digest)
         else:
             jailer = context.jailer(options.tier or context.tier)
-            base = await context.images.get(options.image or DEFAULT_IMAGE, scope=id)
+            name, digest = options.image or DEFAULT_IMAGE, options.digest or ""
+            base = await context.images.get(name, scope=id, digest=digest)
             ready = context.pool.take(jailer, base)
         key = ready.spec.key if ready is not None else context.key()
         user = base.user if jailer.has_users else DEFAULT_USER

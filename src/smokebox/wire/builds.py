@@ -30,11 +30,15 @@ class BuildEvent:
     `kind` is "step" when an instruction starts, "output" for what it writes, "done" when it has
     ended, "warning", and at the end "image". `step` counts from 1 to `steps` in the order of the
     file, and steps of independent stages overlap. `digest` is that of the finished image.
+
+    `base` names a recipe that the build waits for, such as `recipe:base`: the event is one of its
+    build, whose steps are counted apart.
     """
 
     kind: Literal["step", "output", "done", "warning", "image"]
     step: int = 0
     steps: int = 0
+    base: str = ""
     stage: str = ""
     instruction: str = ""
     line: int = 0

@@ -256,3 +256,12 @@ async def _stats(http: aiohttp.ClientSession) -> tuple[int, int, int, int]:
     assert stats["maxInstances"] is None
     assert stats["config"]["refreshInterval"] == 0
     return stats["warm"], stats["assigned"], stats["total"], stats["config"]["warmTarget"]
+
+
+async def test_a_sandbox_of_a_built_image_is_used_by_its_id(bridge: BridgeClient) -> None:
+    body = {"dockerfile": "FROM host\nRUN echo built > /who\n", "names": ["mine:1"]}
+    async with bridge.http.post("/api/builds", json=body) as response:
+        assert "event: image" in await response.text()
+    async with bridge.http.put(f"/api/sandboxes/{bridge.id}", json={"image": "mine:1"}) as created:
+        assert created.status == 200, await created.text()
+    assert (await bridge.run("cat", "/who")).stdout == b"built\n"

@@ -16,6 +16,7 @@ from smokebox.agents.model import ToolSpec
 from smokebox.agents.schemas import check_arguments
 from smokebox.errors import (
     Aborted,
+    BuildFailed,
     InvalidOption,
     MissingDependency,
     SandboxGone,
@@ -211,6 +212,9 @@ class Tool(ToolSpec):
             result = await self._call(checked)
         except (SandboxGone, MissingDependency):
             raise
+        except BuildFailed as error:
+            # The place alone does not tell what to change.
+            return failure(f"{error}\n{error.fields.get('output') or ''}".rstrip())
         except SmokeboxError as error:
             return failure(str(error))
         return ToolResult(text=result) if isinstance(result, str) else result

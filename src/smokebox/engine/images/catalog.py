@@ -215,6 +215,11 @@ class ImageCatalog:
             {row.name for row in rows if row.digest == digest and _matches(row.scope, scope)}
         )
 
+    async def named(self, name: str, scope: str) -> str | None:
+        """Return the digest that a name has in exactly this scope, or None."""
+        rows = await self._record.rows(ImageNameRow, name)
+        return next((row.digest for row in rows if row.scope == scope), None)
+
     async def name(self, name: str, digest: str, *, scope: str = SHARED) -> None:
         """Name an image, and move the name if it has another. Raises `NotFound`."""
         async with self._lock:

@@ -15,12 +15,14 @@ import importlib.resources
 import os
 import re
 import socket
+import time
 import urllib.parse
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smokebox.egress.layers import EgressLayers
+from smokebox.engine.images.build.bases import RECIPE
 from smokebox.engine.images.build.builds import BuildRequest
 from smokebox.engine.images.build.mirrors import read_mirrors
 from smokebox.engine.images.host_files import is_public, is_readable_by_all
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.image import Image
     from smokebox.engine.images.registry.pull import RegistryImages
 
-PREFIX = "recipe:"
+PREFIX = RECIPE
 BASE = "base"
 NAMES = (BASE, "python")
 DEBIAN = "debian:trixie-slim"
@@ -70,6 +72,7 @@ class RecipeImages:
         self._registries = registries
         self.folder = folder or self.default_folder()
         self._running: dict[str, _RecipeBuild] = {}
+        builds.recipes = self.stream
 
     @staticmethod
     def default_folder() -> Traversable:
@@ -151,7 +154,7 @@ class RecipeImages:
             inner = self.stream(PREFIX + BASE, no_cache=no_cache)
             async for event in inner:
                 if event.kind != "image":
-                    build.publish(event)
+                    build.publish(replace(event, base=PREFIX + BASE))
             found = await self._find(PREFIX + BASE)
             base = HOST if found is not None and found.base == HOST else DEBIAN
         folder = "host" if base == HOST else "debian"
@@ -176,7 +179,8 @@ class RecipeImages:
     async def _choose_base(self, build: _RecipeBuild, no_cache: bool) -> str:
         """Pull the Debian image, or choose `host` if that fails."""
         access = replace(full_access(DEBIAN, None), scope=_SCOPE)
-        build.publish(BuildEvent(kind="step", instruction=f"pull {DEBIAN}"))
+        started, instruction = time.monotonic(), f"pull {DEBIAN}"
+        build.publish(BuildEvent(kind="step", instruction=instruction))
         try:
             pulled = await self._registries.pull(
                 DEBIAN, access, policy="always" if no_cache else "missing"
@@ -187,6 +191,9 @@ class RecipeImages:
             return HOST
         # So that FROM finds it without the registry, whose rights depend on who asks.
         await self._catalog.name(DEBIAN, pulled.image.digest, scope=_SCOPE)
+        seconds = time.monotonic() - started
+        done = BuildEvent(kind="done", instruction=instruction, seconds=seconds)
+        build.publish(replace(done, cached=not pulled.pulled))
         return DEBIAN
 
     async def _context(self) -> list[ContextEntry]:

@@ -97,7 +97,7 @@ async def build_recipe(call: ApiCall, body: BuildRecipe) -> EventResponse:
     administrators.
     """
     check_recipe(body.recipe)
-    await call.state.quotas.check_image(call.principal, body.recipe)
+    await call.state.quotas.allowed_image(call.principal, body.recipe)
     if body.no_cache:
         call.principal.check_admin()
     recipes = call.host.recipes
@@ -141,7 +141,7 @@ async def _request(call: ApiCall, body: BuildImage) -> BuildRequest:
         group=call.principal.group,
         prefix=call.principal.prefix,
         shared=body.share,
-        check_base=functools.partial(call.state.quotas.check_image, call.principal),
+        allowed_base=functools.partial(call.state.quotas.allowed_image, call.principal),
         mirrors=mirrors,
         charging=call.state.quotas.images(call.principal),
     )

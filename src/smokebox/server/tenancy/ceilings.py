@@ -44,8 +44,6 @@ def check_options(
     options, profile = dict(options), principal.profile
     if profile is None:
         return options
-    if "image" in options:
-        check_image(principal, options["image"], settings)
     if "tier" in options:
         tier, lowest = check_tier(options["tier"]), profile.tier or settings.tier
         if _rank(tier) < _rank(lowest):
@@ -160,7 +158,7 @@ def check_image(principal: Principal, image: object, settings: ServerSettings) -
             reason="image",
         )
     if is_digest(image):
-        # Its names decide, which the catalog has: see `Quotas.check_image`.
+        # Its names decide, which the catalog has: see `Quotas.allowed_image`.
         return
     check_image_names(principal, image, [image], settings)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from smokebox.engine.options import DEFAULT_IMAGE
-from smokebox.errors import LimitReached
+from smokebox.errors import Forbidden, LimitReached
 from smokebox.limits import binary_size, decimal_size
 from smokebox.server.tenancy.ceilings import (
     check_image,
@@ -76,22 +76,53 @@ class Quotas:
         if principal is None or principal.profile is None:
             yield options
             return
-        image = None
-        if options.snapshot is not None:
-            image = (await self.host.snapshots.row(options.snapshot)).image
-        await self.check_image(principal, image or options.image or DEFAULT_IMAGE)
+        options = await self._with_image(principal, options)
         options = complete_options(principal, options, self._settings)
         options = replace(options, group=principal.group)
         assert options.limits is not None
         async with self._reserve(principal, id, options.limits):
             yield options
 
-    async def check_image(self, principal: Principal, image: str) -> None:
-        """Raise `Forbidden` for an image that the profile does not allow by any of its names."""
-        check_image(principal, image, self._settings)
+    async def allowed_image(self, principal: Principal, image: str) -> str:
+        """Return an image that a key may start from: a name, or the digest of one that it made.
+
+        An image that a key made is allowed whatever its names are. The digest keeps its name from
+        being looked up again, as it may refer to another image by then.
+
+        Raises:
+            Forbidden: The profile does not allow the image by any of its names.
+        """
+        try:
+            check_image(principal, image, self._settings)
+        except Forbidden:
+            digest = await self._own_digest(principal, image)
+            if digest is None:
+                raise
+            return digest
         if is_digest(image) and not await self._is_own(principal, image):
             names = await self.host.images.catalog.names(image, scope=principal.image_scope)
             check_image_names(principal, image, names, self._settings)
+        return image
+
+    async def _with_image(self, principal: Principal, options: CheckedOptions) -> CheckedOptions:
+        """Return options with an image that the key may start from. Raises `Forbidden`."""
+        image, digest = options.image, options.digest
+        if options.snapshot is not None:
+            row = await self.host.snapshots.row(options.snapshot)
+            image, digest = row.image, row.digest
+        if digest is not None and await self._is_own(principal, digest):
+            return options
+        name = image or DEFAULT_IMAGE
+        found = await self.allowed_image(principal, name)
+        if found == name or options.snapshot is not None:
+            return options
+        return replace(options, digest=found)
+
+    async def _own_digest(self, principal: Principal, name: str) -> str | None:
+        """Return the digest of an image that a key made, by a name of its own; else None."""
+        catalog, scope = self.host.images.catalog, principal.image_scope
+        digest = await catalog.named(name, scope)
+        return digest if digest is not None and await self._is_own(principal, digest) else None
 
     async def _is_own(self, principal: Principal, digest: str) -> bool:
         """Return whether a key made an image itself: its bases were checked when it was built."""

@@ -83,6 +83,14 @@ async def test_apt_of_a_step_gets_the_mirror_of_the_host(based: Host, server: Se
     assert server.logins == [BASIC]
 
 
+async def test_apt_gets_the_mirror_where_every_host_is_open(based: Host, server: Server) -> None:
+    policy = Egress(internet=True)
+    text = GET.replace("debian.example.com", "ftp.debian.org")
+    found = mirrors(f"{server.url}/nexus", login=BASIC)
+    built = await build(based, text, egress=layers(policy), mirrors=found)
+    assert built.output == f"/nexus/dists/x {server.url[7:]}\n"
+
+
 async def test_apt_of_a_step_goes_through_the_proxy_of_the_host(
     based: Host, server: Server
 ) -> None:

@@ -20,7 +20,7 @@ from smokebox.engine.images.build.sources import RootSource, digest_tree
 from smokebox.engine.images.build.state import step_key
 from smokebox.engine.images.build.steps import SCRIPT, CommandStep
 from smokebox.engine.images.build.variables import Scope
-from smokebox.errors import BuildFailed, InvalidDockerfile, SmokeboxError
+from smokebox.errors import BuildFailed, InvalidDockerfile, SmokeboxError, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -106,7 +106,12 @@ class Builder:
         index = self.plan.find(name, before)
         if index is not None:
             return await self.result(index)
-        return await self.services.bases.find(name, scope=self.settings.scope or None)
+        return await self.base(name)
+
+    async def base(self, name: str) -> BuildState:
+        """Return the state of a base image. The progress has that of a recipe that is built."""
+        scope = self.settings.scope or None
+        return await self.services.bases.find(name, scope=scope, report=self.progress.send)
 
     async def _build_stage(self, stage: Stage) -> BuildState:
         for index in stage.needs:
@@ -177,8 +182,7 @@ class StageBuild:
         if isinstance(base, int):
             self._state = await self.builder.result(base)
         else:
-            scope = self._settings.scope or None
-            self._state = await self._services.bases.find(base, scope=scope)
+            self._state = await self.builder.base(base)
         config = self._state.config
         if not config.architecture:
             config = replace(config, architecture=self.builder.plan.platform.architecture)
@@ -438,11 +442,13 @@ class StageBuild:
         """Add the instruction and its place to errors in the block."""
         try:
             yield
-        except SmokeboxError as error:
-            if isinstance(error, (BuildFailed, InvalidDockerfile)) or "line" in error.fields:
+        except (SmokeboxError, OSError) as error:
+            # Of the host, such as a full disk: its paths are not those of the image.
+            found = error if isinstance(error, SmokeboxError) else from_os_error(error, "/")
+            if isinstance(found, (BuildFailed, InvalidDockerfile)) or "line" in found.fields:
                 raise
-            message = error.message.rstrip(".")
-            raise self._failed(instruction, message, progress, hint=error.hint) from error
+            message = found.message.rstrip(".")
+            raise self._failed(instruction, message, progress, hint=found.hint) from found
 
     def _failed(
         self,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from smokebox.engine.context import EngineContext
+    from smokebox.engine.images.build.bases import RecipeStream
     from smokebox.engine.images.build.state import BuildState
     from smokebox.engine.images.catalog import LayerReference
     from smokebox.engine.images.usage import Charge, Charging
@@ -65,7 +66,8 @@ class BuildRequest:
         group: Group whose CPU weight the sandboxes of its steps share, as in `RunSettings`.
         prefix: Prefix of the id of the sandbox that `keep` leaves.
         source: Origin of the image in words.
-        check_base: Raises for the name of a base image that the build may not use.
+        allowed_base: Returns the base image to use for a name, or raises for one that the build
+            may not use.
         mirrors: Package mirrors of this host that commands use.
         charging: Counts what is stored against the quota of the caller.
     """
@@ -88,7 +90,7 @@ class BuildRequest:
     group: str = ""
     prefix: str = ""
     source: str = "build"
-    check_base: Callable[[str], Awaitable[None]] | None = None
+    allowed_base: Callable[[str], Awaitable[str]] | None = None
     mirrors: Mirrors = field(default_factory=Mirrors)
     charging: Charging | None = None
 
@@ -110,6 +112,8 @@ class Builds:
         self.cache = BuildCache(context.record, self._layer_store)
         self.usage = ImageUsage(self.catalog, self.cache, self.content, self._caches)
         self._create_sandbox = create_sandbox
+        # Set by what builds them, which builds them here.
+        self.recipes: RecipeStream | None = None
 
     async def run(self, request: BuildRequest) -> AsyncGenerator[BuildEvent, None]:
         """Build an image, and yield the progress; the last event is of kind "image".
@@ -203,10 +207,13 @@ class Builds:
             secrets=request.secrets,
             scope=request.scope,
             single_id=not privileged(),
+            charge=charge,
         )
         services = BuildServices(
             runner=runner,
-            bases=BaseImages(self.catalog, self._context.images, request.check_base),
+            bases=BaseImages(
+                self.catalog, self._context.images, request.allowed_base, self.recipes
+            ),
             cache=self.cache,
             context=ContextSource(ContextTree(request.entries), self.content, request.scope),
             fetch=functools.partial(fetch, layers=request.egress),

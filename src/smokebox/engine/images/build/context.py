@@ -14,7 +14,13 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.errors import InvalidOption, NotFound, RequestTooLarge
+from smokebox.errors import (
+    InvalidOption,
+    NotFound,
+    RequestTooLarge,
+    SmokeboxError,
+    from_os_error,
+)
 from smokebox.foundation.ids import new_id
 from smokebox.wire.builds import ContextEntry
 
@@ -66,6 +72,7 @@ class ContentStore:
             LimitReached: The owner may not store more.
             InvalidOption: The content does not have this digest.
             RequestTooLarge: It is longer than `limit`.
+            StorageFull: The disk is full.
         """
         path = self._path(digest, scope)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -94,6 +101,10 @@ class ContentStore:
                     value=digest,
                 )
             os.rename(unfinished, path)
+        except OSError as error:
+            if isinstance(error, SmokeboxError):
+                raise
+            raise from_os_error(error, f"sha256:{digest}") from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unfinished)

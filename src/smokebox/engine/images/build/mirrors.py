@@ -30,6 +30,8 @@ _PIP = {
     "extra-index-url": "PIP_EXTRA_INDEX_URL",
     "trusted-host": "PIP_TRUSTED_HOST",
 }
+# Where images of the distributions look for packages, of a build that may reach every host.
+_ARCHIVES = ("*.debian.org", "*.ubuntu.com")
 _NPM_FILES = ("/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc", "~/.npmrc")
 _NPM_VARIABLE = "npm_config_registry"
 _NPM_REGISTRY = re.compile(r"^\s*registry\s*=\s*(\S+)", re.MULTILINE)
@@ -57,7 +59,8 @@ class Mirrors:
         """
         policy, settings, operator = layers.egress(), dict(layers.settings), layers.granted is None
         handler = self.apt.handler(logins=operator)
-        names = [HostPattern.parse("allowed_hosts", one) for one in policy.allowed_hosts or ()]
+        allowed = (*(policy.allowed_hosts or ()), *(_ARCHIVES if policy.internet else ()))
+        names = [HostPattern.parse("allowed_hosts", one) for one in allowed]
         handlers = {
             one.text: handler
             for one in names

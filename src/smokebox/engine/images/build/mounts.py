@@ -173,6 +173,10 @@ class MountSet:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(upper, path)
 
+    def cached_bytes(self) -> int:
+        """Return the bytes of the caches that are in the sandbox. Blocks."""
+        return sum(measure(upper).bytes for upper, _ in self._held)
+
     def _add_directory(self, number: int, one: PlacedMount) -> str:
         """Add an empty directory as a layer at the target, which is made if it is missing."""
         path = os.path.join(self._directory, str(number))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from smokebox.egress.handler import HandlerRegistry
 from smokebox.egress.layers import EgressLayers
 from smokebox.engine import startup
+from smokebox.engine.disk import measure
 from smokebox.engine.disk_ledger import DiskBudget, DiskLedger
 from smokebox.engine.egress.proxy import EgressProxy
 from smokebox.engine.egress.trust import VARIABLES
@@ -21,7 +22,7 @@ from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.jail.jail import make_directories
 from smokebox.engine.options import CheckedOptions
-from smokebox.errors import LimitReached, SandboxGone
+from smokebox.errors import LimitReached, SandboxGone, SmokeboxError
 from smokebox.limits import Limits
 from smokebox.runtime.stream import Chunk
 
@@ -101,6 +102,8 @@ class StepSandbox:
         self._executor = RootExecutor(self._root, context.workers)
         self._on_end: list[Callable[[], None]] = []
         self._stopped = ""
+        self.full = False
+        """True once it was stopped for what it wrote."""
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -138,6 +141,12 @@ class StepSandbox:
         layers = (*above, *self._image.layers, *below)
         self._image = replace(self._image, layers=layers)
 
+    def bound_disk(self, size: int) -> None:
+        """Lower the disk limit to so many bytes. Call it before the sandbox is started."""
+        limits = self._settings.limits
+        disk = size if limits.disk is None else min(limits.disk, size)
+        self._settings = replace(self._settings, limits=replace(limits, disk=disk))
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call a function once all processes have ended, before the files are removed."""
         self._on_end.append(callback)
@@ -173,11 +182,16 @@ class StepSandbox:
         defaults = {"PATH": _PATH, "HOME": program.user.home}
         variables = {**defaults, **self._trust(), **self._settings.variables, **env}
         program = replace(program, env=variables)
-        async with contextlib.aclosing(run.stream(program, timeout=timeout)) as items:
-            async for item in items:
-                if not isinstance(item, Chunk) and self._stopped:
-                    break
-                yield item
+        try:
+            async with contextlib.aclosing(run.stream(program, timeout=timeout)) as items:
+                async for item in items:
+                    if not isinstance(item, Chunk) and self._stopped:
+                        break
+                    yield item
+        except SmokeboxError:
+            # Its processes were killed with it.
+            if not self._stopped:
+                raise
         if self._stopped:
             raise LimitReached(f"the step was stopped: {self._stopped}.", limit="resources")
 
@@ -186,6 +200,10 @@ class StepSandbox:
     ) -> R:
         """Call blocking work with the files of the jail, as its root."""
         return await self._executor.run(work, *args, **kwargs)
+
+    def written_bytes(self) -> int:
+        """Return the bytes of its upper layers. Blocks."""
+        return measure(os.path.join(self.directory, "data")).bytes
 
     def rooted_files(self) -> RootedFiles:
         """Return the files of the jail, to read them while it is open."""
@@ -200,6 +218,7 @@ class StepSandbox:
     def stop(self, reason: str, *, cause: StopCause | None = None) -> None:
         """End the jail, because it exceeded a limit."""
         self._stopped = reason
+        self.full = cause == "disk"
         if self._jail is not None:
             self._stopping = asyncio.create_task(self._jail.kill())
 

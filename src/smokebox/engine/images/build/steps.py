@@ -18,7 +18,7 @@ from smokebox.engine.images.build.upper_layer import Additions, clean_upper
 from smokebox.engine.images.catalog import LayerReference
 from smokebox.engine.images.layer_folder import missing
 from smokebox.engine.images.users import lookup
-from smokebox.errors import NotFound, PathError, SmokeboxError
+from smokebox.errors import LimitReached, NotFound, PathError, SmokeboxError
 from smokebox.runtime.stream import Chunk
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from smokebox.engine.images.catalog import ImageCatalog
     from smokebox.engine.images.image import Image
     from smokebox.engine.images.layer_store import LayerStore, StoredLayer
+    from smokebox.engine.images.usage import Charge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class StepRunner:
         secrets: Mapping[str, bytes],
         scope: str,
         single_id: bool,
+        charge: Charge | None = None,
     ) -> None:
         self._context = context
         self._catalog = catalog
@@ -98,6 +100,7 @@ class StepRunner:
         self._secrets = secrets
         self._scope = scope
         self.single_id = single_id
+        self._charge = charge
 
     async def image(self, state: BuildState) -> Image:
         """Return a state as an image that a sandbox starts from."""
@@ -151,6 +154,11 @@ class StepRunner:
                 async with self.reading(state) as reader:
                     placed = await reader.files(place_mounts, list(step.mounts), step.cwd)
                 await stack.enter_async_context(mounts.apply(placed, sources, self._secrets))
+            cached = 0
+            if self._charge is not None:
+                # Files of caches are counted already.
+                cached = await asyncio.to_thread(mounts.cached_bytes)
+                sandbox.bound_disk(self._charge.left + cached)
             await stack.enter_async_context(sandbox)
             if step.script is not None:
                 await asyncio.to_thread(_write_shown, sandbox.directory, SCRIPT, step.script)
@@ -158,7 +166,13 @@ class StepRunner:
                 # apt drops to a user that a sandbox with one id does not have.
                 await asyncio.to_thread(_write_shown, sandbox.directory, _APT, _APT_CONFIG)
                 mounts.variables.setdefault("APT_CONFIG", _APT)
-            exit_code = await self._execute(sandbox, step, mounts.variables, progress, timeout)
+            try:
+                exit_code = await self._execute(sandbox, step, mounts.variables, progress, timeout)
+            except LimitReached:
+                if self._charge is not None and sandbox.full:
+                    # The quota is the reason, unless the limit of the step is lower.
+                    self._charge.add(await asyncio.to_thread(sandbox.written_bytes) - cached)
+                raise
             if exit_code and not keep_failed:
                 return StepOutcome(exit_code=exit_code, layers=())
             additions = Additions(paths=tuple(mounts.hidden), authority=sandbox.authority)
@@ -176,8 +190,22 @@ class StepRunner:
     ) -> tuple[LayerReference, ...]:
         """Change files by blocking work, and return the layers that it made."""
         async with StepSandbox(self._context, await self.image(state), self._settings) as sandbox:
-            await sandbox.files(work, sandbox.budget().take_file)
+            await sandbox.files(work, self._taking(sandbox))
             return await self._commit(sandbox, Additions(), generated=False)
+
+    def _taking(self, sandbox: StepSandbox) -> Callable[[int], None]:
+        """Return what is called with the size of each file before it is written."""
+        budget, charge, total = sandbox.budget(), self._charge, 0
+
+        def take(size: int) -> None:
+            nonlocal total
+            total += size
+            if charge is not None and total > charge.left:
+                # Raises, as the layer would when it is counted.
+                charge.add(total)
+            budget.take_file(size)
+
+        return take
 
     async def make_directory(
         self, state: BuildState, path: str, user: str
