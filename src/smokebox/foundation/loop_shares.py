@@ -30,9 +30,9 @@ TARGET = 0.25
 _IDLE_SECONDS = 0.002
 _TICK_SECONDS = 0.005
 # The usage of a tenant is an average over about so long.
-_AVERAGE_SECONDS = 0.2
+_AVERAGE_SECONDS = 1.0
 # A tenant that used more than its share pays back at most so much.
-_LARGEST_DEBT = 0.1
+_LARGEST_DEBT = 0.03
 # A smaller part of the time is no use of the loop.
 _NOTHING = 0.0005
 # After so long without a request of the operator, a single tenant has the loop for itself.

@@ -22,7 +22,7 @@ from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import socket_path
 from smokebox.foundation.loop_shares import create_task
 from smokebox.foundation.memory import return_large_blocks
-from smokebox.foundation.scheduling import prefer_latency, prefer_session
+from smokebox.foundation.scheduling import prefer_latency
 from smokebox.foundation.signals import handle_signals
 from smokebox.foundation.tenant_threads import TenantExecutor
 from smokebox.server import websocket
@@ -56,8 +56,6 @@ _CLOSING_SECONDS = 2
 _SWITCH_SECONDS = 0.0005
 # The event loop sleeps often: beside programs that compute, it would wait for 3 ms each time.
 _SLICE_SECONDS = 0.0001
-# Together the sandboxes have the weight of one process, and many of them run at once.
-_NICE = -10
 _IDLE_CHECK_SECONDS = 5.0
 
 
@@ -83,8 +81,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     loop.set_task_factory(create_task)
     loop.set_default_executor(TenantExecutor())
-    prefer_latency(_SLICE_SECONDS, nice=_NICE)
-    prefer_session(_NICE)
+    prefer_latency(_SLICE_SECONDS)
     # Around everything: a signal must not interrupt putting sandboxes to sleep.
     with handle_signals((signal.SIGINT, signal.SIGTERM), stop):
         async with run_server(settings, drain) as server:

@@ -22,9 +22,6 @@ NAME = "smokebox"
 ENGINE = "smokebox-engine"
 CONTROLLERS = ("memory", "pids", "cpu")
 
-# That of all sandboxes together is 100: the engine runs soon, and seldom.
-_ENGINE_WEIGHT = 1000
-
 # The first process of a new cgroup is attached milliseconds after it was created.
 IDLE_SECONDS = 60.0
 
@@ -88,8 +85,6 @@ class CgroupPlacement:
         if self.enforcement == "cgroup-v2" and self.core:
             for directory in (os.path.dirname(self.core), self.core):
                 self._enable_controllers(directory)
-            if self.crowded and "cpu" in self.parents:
-                write_if_exists(f"{self.crowded}/{ENGINE}/cpu.weight", str(_ENGINE_WEIGHT))
 
     def make_group(self, group: str) -> None:
         """Create the cgroup of a group, where there are weights. Safe to repeat."""
