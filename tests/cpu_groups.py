@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import user_mode_linux
 from quota_file_systems import make_file_system, make_image, unmount
+from smokebox.engine.context import no_group_limit
 from smokebox.engine.host import Host
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from smokebox.engine.context import Admission
     from smokebox.engine.options import CheckedOptions
@@ -45,7 +46,13 @@ async def admit(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOption
 
 
 @contextlib.asynccontextmanager
-async def open_host(base: Path, *, pool: int = 0, admit: Admission = admit) -> AsyncIterator[Host]:
+async def open_host(
+    base: Path,
+    *,
+    pool: int = 0,
+    admit: Admission = admit,
+    group_cpu: Callable[[str], float | None] = no_group_limit,
+) -> AsyncIterator[Host]:
     """Open an engine in a directory of `directory_for_layers`."""
     async with await Host.open(
         base / "home",
@@ -53,6 +60,7 @@ async def open_host(base: Path, *, pool: int = 0, admit: Admission = admit) -> A
         images=base / "images" / "layers",
         directories={"small": str(base / "images" / "small")},
         admit=admit,
+        group_cpu=group_cpu,
     ) as host:
         yield host
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,6 +133,27 @@ async def test_sandbox_from_the_pool_joins_its_group_with_its_limits(base: Path)
         assert number(str(parts["pids"] / key / "pids.max")) == 33
         assert (await first.exec("echo works")).stdout == "works\n"
         assert group(first), "a command ran outside of the group"
+
+
+@pytest.mark.parametrize("pool", [0, 2], ids=["created", "pooled"])
+async def test_sandboxes_of_a_group_have_a_limit_of_cores_together(base: Path, pool: int) -> None:
+    limits = {"many": 0.3}
+    async with open_host(base, pool=pool, group_cpu=limits.get) as host:
+        if pool:
+            await fill_pool(host, pool)
+        boxes, other = await create_all(host, "many", 3), await create(host, "other-0")
+        quota = "cpu.max" if V2 else "cpu.cfs_quota_us"
+        assert (cgroup(boxes[0]).parent / quota).read_text().split()[0] == "30000"
+        assert (cgroup(other).parent / quota).read_text().split()[0] in ("max", "-1")
+        started = time.monotonic()
+        await asyncio.gather(*(box.exec(SPIN, timeout=1) for box in boxes))
+        used = [(await box.stats()).cpu_seconds or 0.0 for box in boxes]
+        # What starts the sandboxes counts too.
+        assert sum(used) < 0.3 * (time.monotonic() - started) + 0.5
+        limits["many"] = 2.0
+        await boxes[0].sleep()
+        await boxes[0].wake()
+        assert (cgroup(boxes[0]).parent / quota).read_text().split()[0] == "200000"
 
 
 async def test_build_shares_the_cpu_of_its_group(base: Path) -> None:

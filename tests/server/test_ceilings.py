@@ -116,6 +116,12 @@ async def test_sandbox_without_limits_gets_the_ceilings(tmp_path: Path) -> None:
         assert ceiling_of(await put(tenant, "b", limits={"memory": "257MiB"})) == "memory"
 
 
+async def test_cores_of_a_tenant_are_the_ceiling_of_each_sandbox(tmp_path: Path) -> None:
+    async with tenant_of(tmp_path, tenant_cpu=0.5) as tenant:
+        assert (await put(tenant)).body["limits"]["cpu"] == 0.5
+        assert ceiling_of(await put(tenant, "b", limits={"cpu": 1})) == "cpu"
+
+
 async def test_sandbox_of_the_bridge_gets_the_ceilings(tmp_path: Path) -> None:
     ceilings = {"memory": "256MiB", "sandboxes": 1}
     async with serve(tmp_path, **ceilings) as server, as_tenant(server) as tenant:

@@ -96,6 +96,8 @@ def test_tables_are_read(tmp_path: Path) -> None:
         ('[profiles.s]\ntier = "docker"', "there is no tier 'docker'"),
         ('[profiles.s]\nprivate = ["x"]', "private: 'x' is not a network"),
         ("[profiles.s]\ntotal_cpu = 4", "total_cpu needs cpu"),
+        ("[profiles.s]\ntenant_cpu = 0", "tenant_cpu is a positive number"),
+        ("[profiles.s]\ntenant_cpu = 1\ncpu = 2", "cpu is above tenant_cpu, which is 1"),
     ],
 )
 def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, problem: str) -> None:

@@ -30,6 +30,7 @@ memory = "256MiB"
 disk = "256MiB"
 pids = 128
 concurrency = 32
+tenant_cpu = {cores}
 sandboxes = {sandboxes}
 """
 
@@ -59,7 +60,9 @@ class SoakServer:
         """Write the operator's configuration."""
         self.home.mkdir(mode=0o700, exist_ok=True)
         private = [f"127.0.0.1:{port}" for port in origins]
-        text = CONFIG.format(private=private, sandboxes=sandboxes)
+        # One tenant cannot take the CPU from all others.
+        cores = (os.cpu_count() or 1) / 2
+        text = CONFIG.format(private=private, sandboxes=sandboxes, cores=cores)
         (self.home / "server.toml").write_text(text)
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.expirations import Expirations
 from smokebox.engine.jail.cgroup import GROUP
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.names import random_id
 from smokebox.errors import IsolationUnavailable
@@ -57,12 +58,17 @@ async def admit_all(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOp
     yield options
 
 
+def no_group_limit(group: str) -> None:
+    """Limit no group of sandboxes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
     """The state directory and the services that work in it. `tier` is the default tier.
 
     `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
-    maps ids to the egress handlers of this process; `load_handler` imports named ones. `traffic`
+    maps ids to the egress handlers of this process; `load_handler` imports named ones. `group_cpu`
+    returns the cores that the sandboxes of a group may use together, None for any. `traffic`
     sums up all sandboxes, and `expirations` destroys those whose lifetime is over.
     """
 
@@ -82,6 +88,7 @@ class EngineContext:
     tag: str
     admit: Admission = admit_all
     load_handler: HandlerLoader = load_handler
+    group_cpu: Callable[[str], float | None] = no_group_limit
     cwds: dict[str, str] = field(default_factory=dict)
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
@@ -107,6 +114,10 @@ class EngineContext:
         """Return the name of the cgroup of a group of sandboxes of this host; "" for none."""
         digest = hashlib.sha256(group.encode()).hexdigest()[:32]
         return f"{GROUP}{self.tag}-{digest}" if group else ""
+
+    def limit_group(self, group: str) -> None:
+        """Limit the cores of a group, before a sandbox of it runs programs of its tenant."""
+        detect().placement.limit_group(self.cgroup_of(group), self.group_cpu(group))
 
     def spec(self, key: str, image: Image | None, limits: Limits, *, group: str = "") -> JailSpec:
         """Return the spec of a jail. Adopting a running jail needs no image."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
 from smokebox.egress.handler import load_handler
-from smokebox.engine.context import EngineContext, admit_all, tag_of
+from smokebox.engine.context import EngineContext, admit_all, no_group_limit, tag_of
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.images.build.builds import Builds
 from smokebox.engine.images.catalog import KEEP_SECONDS
@@ -44,7 +44,7 @@ from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from smokebox.egress.handler import HandlerLoader
     from smokebox.engine.backups.backups import Backups
@@ -97,6 +97,7 @@ class Host:
         admit: Admission = admit_all,
         directories: Mapping[str, str] | None = None,
         load_handler: HandlerLoader = load_handler,
+        group_cpu: Callable[[str], float | None] = no_group_limit,
         storage_pool: int | str | None = None,
         registries: RegistrySettings | None = None,
         pull_access: AccessOf = full_access,
@@ -112,6 +113,8 @@ class Host:
             admit: Decides about sandboxes that are created; see `Admission`.
             directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
             load_handler: Imports the egress handlers that policies name.
+            group_cpu: Returns the cores that the sandboxes of a group may use together, None for
+                any. Admission sets the group of a sandbox.
             storage_pool: Size of the file in the state directory that holds the sandboxes, so
                 that the kernel enforces their disk limits; by default there is none.
             registries: Mirrors and credentials of container registries, and the one of short names.
@@ -134,7 +137,12 @@ class Host:
             pull_access=pull_access,
         )
         context = _build_context(
-            stores, tier=tier, pool=pool, admit=admit, load_handler=load_handler
+            stores,
+            tier=tier,
+            pool=pool,
+            admit=admit,
+            load_handler=load_handler,
+            group_cpu=group_cpu,
         )
         host = cls(context)
         try:
@@ -431,7 +439,13 @@ async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 def _build_context(
-    stores: Stores, *, tier: Tier, pool: int, admit: Admission, load_handler: HandlerLoader
+    stores: Stores,
+    *,
+    tier: Tier,
+    pool: int,
+    admit: Admission,
+    load_handler: HandlerLoader,
+    group_cpu: Callable[[str], float | None],
 ) -> EngineContext:
     home, storage = stores.home, stores.storage
     jailers: dict[str, Jailer] = {
@@ -461,6 +475,7 @@ def _build_context(
         tag=tag_of(home.path),
         admit=admit,
         load_handler=load_handler,
+        group_cpu=group_cpu,
     )
     return context
 

@@ -171,6 +171,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
             raise SandboxGone(f"sandbox {row.id} stopped.", reason="jail ended")
         return jail.root, jail.owner
 
+    context.limit_group(row.settings.group)
     context.guard.set_stored(row.id, await context.snapshots.stored(row.id))
     executor = RootExecutor(root, context.workers)
     directory = context.storage.directory(row.key)

@@ -204,6 +204,7 @@ async def open_state(
             admit=quotas.admit,
             directories=settings.directories,
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
+            group_cpu=quotas.group_cpu,
             storage_pool=settings.storage_pool,
             registries=settings.registries,
             pull_access=lambda image, scope: access_of_request(image, scope, settings, quotas),

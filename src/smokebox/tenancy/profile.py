@@ -36,6 +36,7 @@ class Profile:
         sandboxes: Number of sandboxes, asleep or not.
         total_cpu, total_memory, total_disk: Sums of the limits of all sandboxes, asleep or not.
             The last one includes the snapshots of destroyed sandboxes.
+        tenant_cpu: Cores that all sandboxes of a tenant use together at any moment.
         total_images: Bytes of images, of layers and caches of builds, and of uploaded contents.
         backups: Number of backups.
         snapshots: Number of snapshots.
@@ -53,6 +54,7 @@ class Profile:
     tier: Tier | None = None
     limits: Limits = field(default_factory=Limits)
     sandboxes: int | None = None
+    tenant_cpu: float | None = None
     total_cpu: float | None = None
     total_memory: int | None = None
     total_disk: int | None = None
@@ -74,6 +76,7 @@ class Profile:
             "tier": self.tier,
             "sleep_after": self.sleep_after,
             "lifetime": self.lifetime,
+            "tenant_cpu": self.tenant_cpu,
             "rate": self.rate,
             "concurrency": self.concurrency,
             "private": list(self.private),
@@ -116,6 +119,12 @@ def parse_profile(where: str, name: str, table: Mapping[str, Any]) -> Profile:
             raise _invalid(where, option, value, f"{error.message} {error.hint}") from error
     if values.get("images", ()) is None:
         values["images"] = ("*",)
+    if (together := values.get("tenant_cpu")) is not None:
+        # In version 1 the kernel has no member of a group with a higher limit.
+        cpu = limits.get("cpu")
+        limits["cpu"] = together if cpu is None else cpu
+        if isinstance(cpu, int | float) and cpu > together:
+            raise _invalid(where, "cpu", cpu, f"cpu is above tenant_cpu, which is {together:g}.")
     try:
         ceilings = Limits(**limits)
     except InvalidOption as error:
@@ -142,7 +151,7 @@ def _names(option: str, value: object) -> tuple[Any, ...]:
 def _number(option: str, value: object) -> float:
     if option in ("total_memory", "total_disk", "total_images"):
         value = parse_size(value, option)
-    whole = option not in ("total_cpu", "rate", "sleep_after", "lifetime")
+    whole = option not in ("tenant_cpu", "total_cpu", "rate", "sleep_after", "lifetime")
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         wanted = "a positive whole number" if whole else "a positive number"

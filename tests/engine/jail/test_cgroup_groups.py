@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     "cpu" not in detect().placement.parents, reason=f"no weights: {detect().describe()}"
 )
 MANY = f"{GROUP}mine-many"
+V2 = detect().enforcement == "cgroup-v2"
 
 
 @pytest.fixture
@@ -75,6 +76,37 @@ def test_members_and_their_group_have_the_weight_of_one_jail(hierarchy: Hierarch
     hierarchy.create("mine-2", Limits())
     found = [cpu(hierarchy) / name for name in (MANY, f"{MANY}/mine-1", "mine-2")]
     assert [weight(one) for one in found] == [1, 1, 1]
+
+
+def cores(directory: Path) -> float | None:
+    """Return the limit of cores of a cgroup."""
+    with suppress(FileNotFoundError):
+        quota, period = (directory / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota = (directory / "cpu.cfs_quota_us").read_text()
+    return None if int(quota) < 0 else int(quota) / 100_000
+
+
+def test_members_of_a_group_have_a_limit_together(hierarchy: Hierarchy) -> None:
+    hierarchy.create("mine-1", Limits(), MANY)
+    found = [cpu(hierarchy) / name for name in (MANY, f"{MANY}/mine-1")]
+    assert [cores(one) for one in found] == [None, None]
+    hierarchy.placement.limit_group(MANY, 0.5)
+    assert [cores(one) for one in found] == [0.5, None]
+    hierarchy.placement.limit_group(MANY, None)
+    assert [cores(one) for one in found] == [None, None]
+
+
+def test_member_keeps_a_limit_above_that_of_its_group(hierarchy: Hierarchy) -> None:
+    hierarchy.create("mine-1", Limits(cpu=2), MANY)
+    hierarchy.placement.limit_group(MANY, 0.5)
+    assert cores(cpu(hierarchy) / MANY / "mine-1") == 2
+    assert cores(cpu(hierarchy) / MANY) == (0.5 if V2 else None)
+
+
+def test_limit_of_a_group_that_is_gone_is_no_error(hierarchy: Hierarchy) -> None:
+    hierarchy.placement.limit_group(MANY, 0.5)
+    hierarchy.placement.limit_group("", 0.5)
 
 
 def test_member_has_its_limits_and_is_frozen_counted_and_killed(

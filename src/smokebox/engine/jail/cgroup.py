@@ -339,13 +339,7 @@ class Cgroup:
             ) from error
 
     def _limit_cpu(self, cpu: float | None) -> None:
-        quota = None if cpu is None else round(cpu * _PERIOD_US)
-        path = self._paths["cpu"]
-        if self.placement.enforcement == "cgroup-v2":
-            write(f"{path}/cpu.max", f"{_or_max(quota)} {_PERIOD_US}")
-            return
-        write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
-        write(f"{path}/cpu.cfs_quota_us", str(-1 if quota is None else quota))
+        limit_cpu(self._paths["cpu"], cpu, self.placement.enforcement)
 
     def _cpu_seconds(self) -> float | None:
         if self._core:
@@ -391,6 +385,16 @@ class Cgroup:
                 hint="Restart the sandbox.",
                 reason="removed",
             ) from error
+
+
+def limit_cpu(directory: str, cpu: float | None, enforcement: Enforcement) -> None:
+    """Limit the cores of the processes in a cgroup; None is no limit."""
+    quota = None if cpu is None else round(cpu * _PERIOD_US)
+    if enforcement == "cgroup-v2":
+        write(f"{directory}/cpu.max", f"{_or_max(quota)} {_PERIOD_US}")
+        return
+    write(f"{directory}/cpu.cfs_period_us", str(_PERIOD_US))
+    write(f"{directory}/cpu.cfs_quota_us", str(-1 if quota is None else quota))
 
 
 def buffers_limit(memory: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cgroup import BUFFERS, GROUP, Cgroup, ProcessTree
+from smokebox.engine.jail.cgroup import BUFFERS, GROUP, Cgroup, ProcessTree, limit_cpu
 from smokebox.engine.jail.kernfs import ancestors, read, write, write_if_exists
 from smokebox.errors import DeadlineExceeded, IsolationUnavailable
 
@@ -95,6 +96,18 @@ class CgroupPlacement:
             os.mkdir(directory, 0o755)
         if self.enforcement == "cgroup-v2":
             self._enable_controllers(directory)
+
+    def limit_group(self, group: str, cpu: float | None) -> None:
+        """Limit the cores that all members of a group use together; None is no limit.
+
+        A group of version 1 keeps its limit while a member has a higher one.
+        """
+        if group and "cpu" in self.parents:
+            try:
+                limit_cpu(self.inside(self.parents["cpu"], group), cpu, self.enforcement)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENODEV):
+                    raise
 
     def remove_group(self, group: str) -> None:
         """Remove the cgroup of a group if no other is in it."""

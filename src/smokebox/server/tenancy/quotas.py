@@ -59,6 +59,11 @@ class Quotas:
         # What is being made, with its sandbox.
         self._making: dict[str, dict[str, str]] = {"backups": {}, "snapshots": {}}
 
+    def group_cpu(self, group: str) -> float | None:
+        """Return the cores that the sandboxes of a tenant may use together."""
+        profile = self._settings.profiles.get(group.partition("/")[0])
+        return None if profile is None else profile.tenant_cpu
+
     @contextlib.asynccontextmanager
     async def admit(self, id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
         """Complete the options of a sandbox that the engine is about to create, and count it.

@@ -237,6 +237,7 @@ class StepSandbox:
         spec = context.spec(self.key, self._image, settings.limits, group=settings.group)
         spec = replace(spec, directory=self.directory)
         self._jail = await jailer.make(spec)
+        context.limit_group(settings.group)
         if not self._commands:
             return
         await self._jail.enter(settings.hostname, settings.limits, orphan_timeout=_ORPHAN_SECONDS)
