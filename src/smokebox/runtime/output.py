@@ -99,6 +99,8 @@ class Output:
 
     def finish(self) -> CapturedStream:
         """Return the stream as text, with a marker line in place of omitted bytes."""
+        if not self.truncated and len(self._head) <= 1:
+            return CapturedStream(text=b"".join(self._head).decode("utf-8", "replace"))
         decoder = Decoder()
         texts = [decoder.feed(piece) for piece in self._head]
         if not self.truncated:

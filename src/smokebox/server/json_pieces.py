@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Characters of a text, and items of a list, above which a field is encoded in pieces of this size.
 PIECE_LENGTH = 1 << 17
 PIECE_ITEMS = 500
+_LONGEST: dict[type, int] = {str: PIECE_LENGTH, list: PIECE_ITEMS}
 
 
 def large_fields(value: object) -> dict[str, Any]:
@@ -25,10 +26,8 @@ def large_fields(value: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _field_names(type(value)):
         field = getattr(value, name)
-        if isinstance(field, str):
-            if len(field) > PIECE_LENGTH:
-                found[name] = field
-        elif isinstance(field, list) and len(field) > PIECE_ITEMS:
+        longest = _LONGEST.get(type(field))
+        if longest is not None and len(field) > longest:
             found[name] = field
     return found
 

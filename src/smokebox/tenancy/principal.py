@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.errors import Forbidden
-from smokebox.tenancy.scopes import SCOPES
+from smokebox.tenancy.scopes import OF_SANDBOXES, SCOPES
 
 if TYPE_CHECKING:
     from smokebox.tenancy.profile import Profile
@@ -59,7 +59,7 @@ class Principal:
 
     def check_sandbox(self, id: str) -> None:
         """Raise `Forbidden` for a sandbox that it may not use."""
-        if not any(scope.startswith("sandboxes:") for scope in self.scopes):
+        if self.scopes.isdisjoint(OF_SANDBOXES):
             self.check_scope("sandboxes:read")
         self.check_id("sandboxes", id)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 SUBJECTS = ("sandboxes", "agents", "runs", "approvals")
 READ, WRITE = "read", "write"
 SCOPES = tuple(f"{subject}:{access}" for subject in SUBJECTS for access in (READ, WRITE))
+OF_SANDBOXES = frozenset(scope for scope in SCOPES if scope.startswith("sandboxes:"))
 
 
 def parse_scopes(names: Iterable[str] | None) -> tuple[str, ...]:
