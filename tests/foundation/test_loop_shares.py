@@ -140,6 +140,18 @@ async def test_tasks_of_a_tenant_are_measured(shares: LoopShares, task_factory: 
     assert current_tenant() == ""
 
 
+async def test_work_of_the_operator_in_a_task_of_a_tenant_is_not_of_the_tenant(
+    shares: LoopShares,
+) -> None:
+    async def tenant() -> str:
+        return current_tenant()
+
+    async def work() -> list[str]:
+        return [await tenant(), await run_in(shares.share(""), tenant())]
+
+    assert await run_in(shares.share("tenant"), work()) == ["tenant", ""]
+
+
 async def test_errors_and_cancellation_pass_through(shares: LoopShares, task_factory: None) -> None:
     async def fail() -> None:
         try:

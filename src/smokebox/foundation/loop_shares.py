@@ -139,9 +139,9 @@ async def run_in(share: LoopShare | None, work: Coroutine[Any, Any, T]) -> T:
 
     What it starts as tasks is measured too.
     """
+    _current.set(share)
     if share is None:
         return await work
-    _current.set(share)
     try:
         await share.turn()
     except BaseException:
