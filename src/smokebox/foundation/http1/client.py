@@ -132,6 +132,8 @@ class ClientResponse:
         self.release()
         if self._sender is not None:
             await asyncio.wait((self._sender,))
+            # Its error refers to the frame that has the last piece, and that to this object.
+            self._sender = None
 
     async def _exchange(self) -> ClientResponse:
         """Send the request, and read the head of the response."""
