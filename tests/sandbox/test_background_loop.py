@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.errors import SandboxGone, Unsupported
+from smokebox.sandbox import background_loop
 from smokebox.sandbox.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
@@ -120,6 +121,26 @@ def test_interrupt_cancels_the_work(loop: BackgroundLoop) -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(work())
     assert work.cleaned.is_set()
+
+
+@pytest.mark.parametrize("moment", ["before it is submitted", "when it has begun"])
+def test_interrupt_before_the_wait_cancels_the_work(
+    loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    work = Endless()
+    submit = background_loop._Job.submit
+
+    def interrupted(job: background_loop._Job[None], target: asyncio.AbstractEventLoop) -> None:
+        if moment == "when it has begun":
+            submit(job, target)
+            assert work.started.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(background_loop._Job, "submit", interrupted)
+        loop.run(work())
+    assert work.started.is_set() == work.cleaned.is_set() == (moment == "when it has begun")
+    assert loop.run(thread_name()) == "smokebox-loop"
 
 
 def test_blocking_call_from_the_loop_itself_is_refused(loop: BackgroundLoop) -> None:

@@ -23,35 +23,56 @@ CLOSING_TIMEOUT = 30.0
 
 @dataclass(slots=True)
 class _Job(Generic[T]):
-    """Coroutine on the loop. `future` completes only after the task has."""
+    """Coroutine for a loop. `future` completes only after the task has."""
 
-    loop: asyncio.AbstractEventLoop
     work: Coroutine[object, object, T]
     future: Future[T] = field(default_factory=Future)
+    loop: asyncio.AbstractEventLoop | None = None
     task: asyncio.Task[T] | None = None
 
-    def start(self) -> None:
+    def submit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start it on a loop of another thread."""
+        self.loop = loop
+        loop.call_soon_threadsafe(self._start)
+
+    def cancel(self) -> None:
+        """Cancel it, whether it was submitted or not. Safe to repeat."""
+        if self.loop is None:
+            self._drop()
+            return
+        # A closed loop has cancelled all of its tasks.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        assert self.loop is not None
         self.task = self.loop.create_task(self.work)
         self.task.add_done_callback(self._finish)
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.future.cancel()
-            # `wait` returns for a cancelled future only after this.
-            self.future.set_running_or_notify_cancel()
+            self._set_cancelled()
         elif (error := task.exception()) is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result(task.result())
 
-    def cancel(self) -> None:
-        # A closed loop has cancelled all of its tasks.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._cancel)
-
     def _cancel(self) -> None:
-        if self.task is not None:
+        # Calls run in the order in which they were made: it would have been started before.
+        if self.task is None:
+            self._drop()
+        else:
             self.task.cancel()
+
+    def _drop(self) -> None:
+        self.work.close()
+        self._set_cancelled()
+
+    def _set_cancelled(self) -> None:
+        if not self.future.done():
+            self.future.cancel()
+            # `wait` returns for a cancelled future only after this.
+            self.future.set_running_or_notify_cancel()
 
 
 class BackgroundLoop:
@@ -78,20 +99,22 @@ class BackgroundLoop:
                 hint="Await the async method of the same name (aread, aexecute, ...) instead.",
                 operation="run",
             )
-        job = self._submit(work)
+        job = _Job(work)
         try:
+            self._submit(job)
             return job.future.result()
         except CancelledError:
             raise _closed_during_call() from None
         except BaseException:
-            # An interrupt (Ctrl-C) arrives here while the work still runs.
+            # An interrupt (Ctrl-C) arrives here, before the work runs or while it does.
             job.cancel()
             wait([job.future], timeout=CLOSING_TIMEOUT)
             raise
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
         """Run `work` and wait for it without blocking the caller's loop."""
-        job = self._submit(work)
+        job = _Job(work)
+        self._submit(job)
         waiter = asyncio.wrap_future(job.future)
         try:
             return await asyncio.shield(waiter)
@@ -121,16 +144,14 @@ class BackgroundLoop:
         _loops_of_parents.append(self._loop)
         self._loop = self._thread = None
 
-    def _submit(self, work: Coroutine[object, object, T]) -> _Job[T]:
+    def _submit(self, job: _Job[T]) -> None:
         try:
             # Under the lock, so that no job is passed to a loop that is stopping.
             with self._lock:
-                job = _Job(self._running(), work)
-                job.loop.call_soon_threadsafe(job.start)
+                job.submit(self._running())
         except BaseException:
-            work.close()
+            job.cancel()
             raise
-        return job
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._closed:
