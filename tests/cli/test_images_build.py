@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.images.layer_tools import archive, file
 from engine.images.oci_tools import docker_archive, small_base
+from smokebox.engine.images.build.mirrors import read_mirrors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +77,11 @@ def test_an_image_is_loaded_from_files_and_named(cli: CommandLine, tmp_path: Pat
     assert cli.output("once", "--image", "loaded:1", "cat /srv/x") == "loaded"
     assert cli.output("once", "--image", f"{source}:a:1", "cat /srv/x") == "loaded"
     assert cli.output("once", "--image", digest.strip(), "cat /srv/x") == "loaded"
+
+
+def test_the_image_of_a_sandbox_is_built_with_mirrors_on_request(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text('FROM host\nRUN echo "index: $PIP_INDEX_URL" > /index\n')
+    shown = cli.run("once", "--image", str(tmp_path), "--mirrors", "cat /index").stdout
+    assert shown == f"index: {read_mirrors().variables.get('PIP_INDEX_URL', '')}\n"

@@ -351,3 +351,23 @@ async def test_an_own_tag_opens_no_image_of_others_with_that_name(
         assert (await pull(alice, secret))["code"] == "forbidden"
         await fetch(alice.delete("/api/images", params={"image": secret}))
         assert await start(alice, "alice-z", secret) == "forbidden"
+
+
+async def test_an_own_tag_opens_no_snapshot_of_another_image(
+    server: RunningServer, registry: RegistryServer
+) -> None:
+    other = push(registry, data(1000), team="other")
+    async with (
+        client(server, "acme", profile="wide") as wide,
+        client(server, "acme", profile="narrow") as narrow,
+    ):
+        await fetch(wide.put("/api/sandboxes/acme-a", json={"image": other}))
+        made = await fetch(wide.post("/api/sandboxes/acme-a/snapshots", json={"name": "s"}))
+        assert made.status == 201, made.body
+        await events(narrow, "/api/builds", who("acme", other))
+        assert await start(narrow, "acme-b", other) == "acme"
+        for body in ({"snapshot": "s"}, {"image": "snapshot:s"}):
+            refused = await fetch(narrow.put("/api/sandboxes/acme-c", json=body))
+            assert refused.status == 403, refused.body
+        forked = await fetch(narrow.post("/api/sandboxes/acme-a/fork", json={"count": 1}))
+        assert forked.status == 403, forked.body

@@ -139,6 +139,8 @@ class _StatusLine:
         step = event.base, event.step
         if event.kind == "step":
             text = _label(event) + _shorten(event.instruction)
+            # A pull that failed has no end of its own.
+            self._running.pop((event.base, 0), None)
             self._running[step] = text, time.monotonic()
         elif event.kind == "done":
             self._running.pop(step, None)

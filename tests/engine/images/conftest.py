@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from debian_base import make_debian_base
 from engine.images.guest import Guest, can_unshare
 from short_directory import short_directory
 from smokebox.engine.images.layer_store import LayerStore
@@ -37,8 +36,6 @@ def store(tmp_path: Path) -> ImageStore:
     """An empty store of this host."""
     return open_store(str(tmp_path / "images"))
 
-
-DEBIAN = "bookworm"
 
 FAKE_HOST = {
     "etc/hostname": "db7.corp.example\n",
@@ -103,25 +100,5 @@ def layer_store(tmp_path: Path) -> Iterator[LayerStore]:
 
 @pytest.fixture(scope="session")
 def debian_base() -> Path:
-    """A root file system of Debian with Python, as a tar archive that is made once per machine.
-
-    Making it takes one to two minutes: a test that uses it needs a timeout of 300 s.
-    """
-    program = shutil.which("mmdebstrap")
-    if program is None or os.geteuid() != 0:
-        pytest.skip("needs root and mmdebstrap")
-    path = Path("/var/tmp", f"smokebox-{DEBIAN}-minbase-1.tar")
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(lock, "rb"):
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Others may write there.
-        if not path.exists() or path.lstat().st_uid != 0:
-            unfinished = path.with_suffix(".new.tar")
-            unfinished.unlink(missing_ok=True)
-            packages = "--include=python3-minimal,ca-certificates"
-            command = [program, "--quiet", "--variant=minbase", packages, DEBIAN, str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"mmdebstrap failed: {done.stderr[-500:]}")
-            unfinished.rename(path)
-    return path
+    """A root file system of Debian with Python; a test that uses it needs a timeout of 300 s."""
+    return make_debian_base()

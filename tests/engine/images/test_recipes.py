@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from building import BASE, build, build_base
-from oci_images import busybox
-from registry_server import run_registry
+from oci_images import TestImage, busybox
+from registry_server import RegistryServer, run_registry
 from smokebox.engine.host import Host
 from smokebox.engine.images.recipe_images import HOST, NAMES, RecipeImages, check_recipe
 from smokebox.engine.images.registry.access import RegistryConfig, RegistrySettings
@@ -142,16 +143,39 @@ async def test_a_dockerfile_starts_from_a_recipe(offline: Host) -> None:
     assert (await box.exec("ls /mine")).success
 
 
+async def test_a_build_on_a_recipe_shows_the_progress_of_the_recipe(offline: Host) -> None:
+    built = await build(offline, "FROM recipe:python\nRUN true\n")
+    steps = [(one.base, one.step, one.instruction) for one in built.events if one.kind == "step"]
+    assert steps == [
+        ("", 1, "FROM recipe:python"),
+        ("recipe:base", 0, "pull debian:trixie-slim"),
+        ("recipe:base", 1, "FROM host"),
+        ("recipe:base", 2, BASE_RECIPE.splitlines()[1]),
+        ("recipe:python", 1, "FROM recipe:base"),
+        ("recipe:python", 2, PYTHON_RECIPE.splitlines()[1]),
+        ("", 2, "RUN true"),
+    ]
+    done = {(one.base, one.step): one.seconds for one in built.events if one.kind == "done"}
+    assert done["", 1] > done["recipe:python", 2] > 0
+    assert [one.base for one in built.events if one.data == "ran\n"] == ["recipe:python"]
+    again = await build(offline, "FROM recipe:python\nRUN touch /x\n")
+    assert {one.base for one in again.events} == {""}
+
+
+def mirror(registry: RegistryServer) -> RegistrySettings:
+    """Return the settings of a server whose mirror is a registry of this host."""
+    return RegistrySettings(
+        registries={
+            "docker.io": RegistryConfig(mirrors=(registry.authority,)),
+            registry.authority: RegistryConfig(plain_http=True),
+        }
+    )
+
+
 async def test_debian_is_the_base_where_the_registry_has_it(tmp_path: Path, folder: Path) -> None:
     with run_registry(tmp_path / "registry") as registry:
         busybox().push(registry.url, "library/debian", "trixie-slim")
-        settings = RegistrySettings(
-            registries={
-                "docker.io": RegistryConfig(mirrors=(registry.authority,)),
-                registry.authority: RegistryConfig(plain_http=True),
-            }
-        )
-        async with await Host.open(tmp_path / "home", pool=0, registries=settings) as host:
+        async with await Host.open(tmp_path / "home", pool=0, registries=mirror(registry)) as host:
             host.recipes.folder = folder
             box = await host.create("box", image="recipe:python")
             assert (await box.exec("cat /stamp /motd")).stdout == "debian\nhello"
@@ -238,19 +262,46 @@ async def test_recipes_built_and_registry_images_and_snapshots_start_in_gvisor(
             assert (await recipe.exec("cat f; ls /stamp")).stdout == "kept\n"
 
 
-@pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="downloads 150 MB")
+soak = pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="downloads 150 MB")
+
+
+@soak
 @pytest.mark.timeout(900)
-async def test_the_real_recipe_has_what_agents_expect(tmp_path: Path) -> None:
-    async with await Host.open(tmp_path / "home", pool=0) as host:
-        box = await host.create("box", image="recipe:python")
-        programs = "python3 pip node npm git curl rg jq gcc make"
-        found = await box.exec(f"for one in {programs}; do command -v $one || echo no $one; done")
-        assert "no " not in found.stdout
-        libraries = "pandas, numpy, matplotlib, PIL, openpyxl, requests, sklearn"
-        assert (await box.exec(f"python3 -c 'import {libraries}'")).success
-        node = await box.exec("node -p 'parseInt(process.versions.node) >= 20'")
-        assert node.stdout == "true\n"
-        assert "externally-managed" not in (await box.exec("pip install --no-index x")).stderr
-        code = "import matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [1, 2])\nplt.title('t')"
-        chart = await box.contexts.run(code)
-        assert chart.results[0].png is not None
+async def test_the_real_recipe_has_what_agents_expect_on_the_host(tmp_path: Path) -> None:
+    async with await Host.open(tmp_path / "home", pool=0, registries=OFFLINE) as host:
+        await check_real_recipe(host, "recipe:python on host")
+
+
+@soak
+@pytest.mark.timeout(1800)
+async def test_the_real_recipe_has_what_agents_expect_on_debian(
+    tmp_path: Path, debian_base: Path
+) -> None:
+    with run_registry(tmp_path / "registry") as registry:
+        base = TestImage(layers=[debian_base.read_bytes()])
+        base.push(registry.url, "library/debian", "trixie-slim")
+        async with await Host.open(tmp_path / "home", pool=0, registries=mirror(registry)) as host:
+            await check_real_recipe(host, "recipe:python on debian:trixie-slim")
+
+
+async def check_real_recipe(host: Host, source: str) -> None:
+    """Build the recipe of Smokebox, print the times of its steps, and use what it has."""
+    for event in await events(host.recipes, "recipe:python"):
+        if event.kind in ("done", "warning"):
+            step = f"{event.base} [{event.step}/{event.steps}] {event.instruction[:60]}"
+            sys.stdout.write(f"{event.seconds:.1f} s {step}{event.data}\n")
+    image = await host.images.inspect("recipe:python")
+    sys.stdout.write(f"{image.source}: {image.size >> 20} MiB\n")
+    assert image.source == source
+    box = await host.create("box", image="recipe:python")
+    programs = "python3 pip node npm git curl rg jq gcc make"
+    found = await box.exec(f"for one in {programs}; do command -v $one || echo no $one; done")
+    assert "no " not in found.stdout
+    libraries = "pandas, numpy, matplotlib, PIL, openpyxl, requests, sklearn"
+    assert (await box.exec(f"python3 -c 'import {libraries}'")).success
+    node = await box.exec("node -p 'parseInt(process.versions.node) >= 20'")
+    assert node.stdout == "true\n"
+    assert "externally-managed" not in (await box.exec("pip install --no-index x")).stderr
+    code = "import matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [1, 2])\nplt.title('t')"
+    chart = await box.contexts.run(code)
+    assert any(one.png for one in chart.results), chart

@@ -20,6 +20,7 @@ from smokebox.errors import (
     InvalidOption,
     LimitReached,
     NotFound,
+    PathError,
     RequestTooLarge,
     ServiceUnavailable,
     Unsupported,
@@ -65,7 +66,7 @@ async def find_contents(call: ApiCall, body: FindContents) -> MissingContents:
 @endpoint(
     "PUT",
     "/builds/contents",
-    errors=(InvalidOption, RequestTooLarge, LimitReached),
+    errors=(InvalidOption, RequestTooLarge, LimitReached, PathError),
     accepts=BYTES,
 )
 async def put_content(call: ApiCall, query: PutContent) -> None:

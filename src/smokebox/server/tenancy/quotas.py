@@ -119,8 +119,11 @@ class Quotas:
             return options
         name = image or DEFAULT_IMAGE
         found = await self.allowed_image(principal, name)
-        if found == name or options.snapshot is not None:
+        if found == name:
             return options
+        if digest is not None:
+            # The key has given the name to an image of its own; what it starts is another one.
+            check_image(principal, name, self._settings)
         return replace(options, digest=found)
 
     async def _own_digest(self, principal: Principal, name: str) -> str | None:

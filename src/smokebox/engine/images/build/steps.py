@@ -73,6 +73,8 @@ class StepOutcome:
 
 
 SCRIPT = "/run/smokebox/script"
+# More than what Smokebox itself writes into a sandbox, which is not part of its layer.
+_OWN_FILES = 1 << 20
 _APT, _APT_CONFIG = "/run/smokebox/apt.conf", b'APT::Sandbox::User "root";\n'
 
 
@@ -158,7 +160,7 @@ class StepRunner:
             if self._charge is not None:
                 # Files of caches are counted already.
                 cached = await asyncio.to_thread(mounts.cached_bytes)
-                sandbox.bound_disk(self._charge.left + cached)
+                sandbox.bound_disk(self._charge.left + cached + _OWN_FILES)
             await stack.enter_async_context(sandbox)
             if step.script is not None:
                 await asyncio.to_thread(_write_shown, sandbox.directory, SCRIPT, step.script)
