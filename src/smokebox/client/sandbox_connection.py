@@ -59,7 +59,7 @@ class SandboxConnection:
         self.created = False
         self.channel = HandlerChannel(id, transport, f"{self.root}/egress/handlers", handlers)
         weakref.finalize(self, self.channel.close).atexit = False
-        self._creating: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxInfo]] = {}
+        self._creating: dict[asyncio.AbstractEventLoop, _Creation] = {}
 
     def resolve_path(self, path: str) -> str:
         """Return `path` as an absolute path, without looking at any file."""
@@ -163,20 +163,33 @@ class SandboxConnection:
             await self.create()
 
     async def create(self) -> SandboxInfo:
-        """Create or find the sandbox; concurrent calls on one event loop share one request."""
-        loop = asyncio.get_running_loop()
-        task = self._creating.get(loop)
-        if task is None:
-            task = self._creating[loop] = loop.create_task(self.put())
-            task.add_done_callback(self._forget_creation)
-        return await asyncio.shield(task)
+        """Create or find the sandbox; concurrent calls on one event loop share one request.
 
-    async def put(self) -> SandboxInfo:
+        An image of files here is built or loaded first, as long as one of the calls waits for it.
+        """
+        loop = asyncio.get_running_loop()
+        creation = self._creating.get(loop)
+        if creation is None:
+            creation = self._creating[loop] = _Creation(self)
+            creation.task.add_done_callback(self._forget_creation)
+        creation.waiting += 1
+        try:
+            return await asyncio.shield(creation.task)
+        finally:
+            creation.waiting -= 1
+            if creation.preparing and not creation.waiting and not creation.task.done():
+                # A build may take for ever: the next call begins another.
+                creation.task.cancel()
+                self._forget_creation(creation.task)
+
+    async def put(self, creation: _Creation | None = None) -> SandboxInfo:
         """Send the settings to the server, then connect the handlers.
 
         An image of files here is built or loaded first.
         """
         settings = await with_server_image(self.transport, self.settings)
+        if creation is not None:
+            creation.preparing = False
 
         async def send() -> SandboxInfo:
             return await self.transport.request(
@@ -218,10 +231,22 @@ class SandboxConnection:
             await self.create()
 
     def _forget_creation(self, task: asyncio.Task[SandboxInfo]) -> None:
-        self._creating.pop(task.get_loop(), None)
+        loop = task.get_loop()
+        # Another may have begun after this one was cancelled.
+        if (creation := self._creating.get(loop)) is not None and creation.task is task:
+            del self._creating[loop]
         # All waiters may have been cancelled: mark the exception as retrieved.
-        if not task.cancelled():
+        if task.done() and not task.cancelled():
             task.exception()
+
+
+class _Creation:
+    """A creation under way: whether it prepares the image, and the calls that wait for it."""
+
+    def __init__(self, connection: SandboxConnection) -> None:
+        self.preparing = True
+        self.waiting = 0
+        self.task = asyncio.get_running_loop().create_task(connection.put(self))
 
 
 async def with_server_image(transport: Transport, settings: ClientSettings) -> Settings:

@@ -21,7 +21,12 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "tests", ["engine/jail/test_cgroup_groups.py", "engine/test_cpu_shares.py"]
+    "tests",
+    [
+        "engine/jail/test_cgroup_groups.py",
+        "engine/test_cpu_shares.py",
+        "attack/test_cpu_groups.py",
+    ],
 )
 def test_groups_work_with_version_2(tests: str, tmp_path: Path) -> None:
     if detect().enforcement == "cgroup-v2":

@@ -100,7 +100,7 @@ async def test_damaged_archives_leave_nothing(tmp_path: Path) -> None:
                 await archives.find(id)
         found = await archives.find(second.id)
         lowest, uppermost = (
-            bucket / "layers" / f"{layer.row.id}.tar.zst" for layer in reversed(found.layers)
+            bucket / "layers" / f"{layer.digest[7:]}.tar.zst" for layer in reversed(found.layers)
         )
         data = bytearray(uppermost.read_bytes())
         data[len(data) // 2] ^= 1

@@ -221,7 +221,7 @@ class BucketArchiveStore:
                 chunk_size=_UPLOAD_PART_SIZE,
                 max_concurrency=_MAX_UPLOADS,
             )
-            found = (await obstore.head_async(self._target.store, key))["size"]
+        found = await self.size(name)
         if found != size:
             raise BadSnapshot(
                 f"{found} of {size} bytes of {name} arrived in {self.place}.",
@@ -229,6 +229,16 @@ class BucketArchiveStore:
                 kind="object",
                 name=name,
             )
+
+    async def size(self, name: str) -> int | None:
+        """Return the bytes of an object, or None if it does not exist."""
+        import obstore
+
+        try:
+            with self._object(name) as key:
+                return (await obstore.head_async(self._target.store, key))["size"]
+        except PathNotFound:
+            return None
 
     async def put(self, name: str, data: bytes) -> None:
         """Create or replace an object."""

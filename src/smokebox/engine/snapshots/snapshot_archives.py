@@ -1,7 +1,8 @@
 """Snapshots in the bucket of the server's backups, from where this or another server takes them.
 
-Each layer is an archive `layers/ID.tar.zst`, which snapshots share as they share layers. The
-manifest `ID.json` comes last: without it there is no snapshot.
+Each layer is an archive, which snapshots share as they share layers: it is named by its digest, as
+another server may archive the same layer otherwise. The manifest `ID.json` comes last: without it
+there is no snapshot.
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ class SnapshotArchives:
                     stack = [one.at() for one in self._snapshots.layers(below)]
                     paths = [one.path for one in (*stack, *image.layers) if one.target == target]
                     loaded.append(layer.row)
-                    with _layer_errors(layer.row.id, bucket.place):
-                        chunks = bucket.chunks(_key(layer.row.id))
+                    with _layer_errors(layer, bucket.place):
+                        chunks = bucket.chunks(_key(layer.digest))
                         await self._store.unpack_written(
                             chunks, layer.row, digest=layer.digest, below=paths
                         )
@@ -189,11 +190,13 @@ class SnapshotArchives:
         check_room(self._context.home.path, size, used=used, limit=limit)
 
     async def _upload(self, bucket: BucketArchiveStore, layer: StoredLayer) -> str:
-        """Upload a layer, and return the digest of its archive before compression."""
+        """Upload a layer that the bucket lacks, and return the digest of its plain archive."""
         part = self._context.backups.folder.part(f"{layer.id}.{new_id()}")
         try:
             digest = await self._snapshots.workers.run(Job(), self._pack, layer, part)
-            await bucket.upload(_key(layer.id), part)
+            size = (await asyncio.to_thread(os.stat, part)).st_size
+            if await bucket.size(_key(digest)) != size:
+                await bucket.upload(_key(digest), part)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 await asyncio.to_thread(os.unlink, part)
@@ -227,22 +230,29 @@ def _bucket(backups: Backups) -> BucketArchiveStore:
     return backups.store
 
 
-def _key(layer: str) -> str:
-    return f"layers/{layer}.tar.zst"
+def _key(digest: str) -> str:
+    return f"layers/{digest.removeprefix('sha256:')}.tar.zst"
 
 
 @contextlib.contextmanager
-def _layer_errors(layer: str, place: str) -> Iterator[None]:
+def _layer_errors(layer: ArchivedLayer, place: str) -> Iterator[None]:
     """Translate errors about the archive of a layer."""
+    key = f"{place}/{_key(layer.digest)}"
     try:
         yield
-    except (ImageError, PathNotFound) as error:
-        reason = "missing" if isinstance(error, PathNotFound) else f"damaged: {error.message}"
+    except PathNotFound as error:
         raise BadSnapshot(
-            f"the layer {layer} of the snapshot in {place} is {reason.rstrip('.')}.",
+            f"a layer of the snapshot is missing: {key}.",
             hint="Export the snapshot again.",
             kind="layer",
-            name=layer,
+            name=layer.row.id,
+        ) from error
+    except ImageError as error:
+        raise BadSnapshot(
+            f"a layer of the snapshot is damaged, {key}: {error.message}",
+            hint="Delete it there, and export the snapshot again.",
+            kind="layer",
+            name=layer.row.id,
         ) from error
 
 
