@@ -4,24 +4,32 @@
 
 The first snapshot copies all files of a running sandbox, and is compared with `cp -a` of the same
 tree on the same disk. Later ones copy what changed: here 1 %. A ratio is our time divided by
-theirs.
+theirs. The last line is how long programs were frozen, while one writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
+import statistics
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smokebox.engine import Host
+from smokebox.engine.backups.restore import frozen as freeze
+from smokebox.engine.snapshots import capture_job
 from table import Table, in_turns
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from smokebox.engine import Sandbox
+    from smokebox.engine.run import Run
 
 AT_ONCE = 8
 EXECS = 20
@@ -35,6 +43,21 @@ for number in range({files}):
         file.write(os.urandom({bytes}))
 """
 CHANGE = "for n in $(seq 0 {share}); do echo changed >> d$((n * 2))/$((n * 100)); done"
+
+
+WRITE = "while :; do date +%N >> log; sleep 0.01; done"
+
+frozen: list[float] = []
+"""Seconds for which programs were frozen, for each snapshot."""
+
+
+@contextlib.asynccontextmanager
+async def timed_freeze(run: Run) -> AsyncIterator[None]:
+    """Freeze as the engine does, and note the time."""
+    started_at = time.perf_counter()
+    async with freeze(run):
+        yield
+    frozen.append(time.perf_counter() - started_at)
 
 
 class Bench:
@@ -91,6 +114,14 @@ class Bench:
         """Snapshot what changed."""
         await self._sandbox.snapshots.create()
 
+    async def write_and_change(self, rounds: int) -> None:
+        """Take snapshots while a program writes, of 1 % of the files changed in between."""
+        process = await self._sandbox.start_process(WRITE)
+        for _ in range(rounds + 1):
+            await self.next_snapshot()
+            await self.change()
+        await process.kill()
+
     async def remove_copy(self) -> None:
         """Remove the copy."""
         await asyncio.to_thread(shutil.rmtree, self._base / "copy", ignore_errors=True)
@@ -133,10 +164,16 @@ async def measure(table: Table, bench: Bench, host: Host, rounds: int) -> None:
         lambda: fork.exec("true"), lambda: empty.exec("true"), repeats=rounds * EXECS
     )
     table.line("exec in a fork", ours, to="exec in a fresh one", other=theirs)
+    await bench.clean()
+    frozen.clear()
+    await bench.write_and_change(rounds)
+    middle, longest = statistics.median(frozen) * 1e3, max(frozen) * 1e3
+    table.text(f"{'programs are frozen for':42} {middle:9.2f}  (longest {longest:.2f})")
 
 
 async def main(rounds: int, files: int, size: int) -> None:
     table = Table()
+    setattr(capture_job, "frozen", timed_freeze)  # noqa: B010
     with tempfile.TemporaryDirectory(prefix="smokebox-bench-") as folder:
         base = Path(folder)
         async with await Host.open(base / "home", pool=0) as host:

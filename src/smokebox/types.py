@@ -8,6 +8,8 @@ from typing import Any, Literal
 Stream = Literal["stdout", "stderr"]
 FileType = Literal["file", "directory", "symlink", "other"]
 SandboxStatus = Literal["idle", "active", "destroying"]
+# Made by a call, by the option `checkpoints` of a sandbox, or by that of an agent.
+SnapshotOrigin = Literal["user", "interval", "turn"]
 ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
 CodeLanguage = Literal["python", "javascript", "typescript"]
 LayerState = Literal[
@@ -122,6 +124,8 @@ class SandboxInfo:
     `expires_at` is when its lifetime is over and it is destroyed; None for never.
     `disk_enforcement` is "quota" or "pool" where the kernel enforces the disk limit, "measured"
     where the engine does. `snapshot` is the id of the snapshot that it was created from.
+    `checkpoints` has `every`, `keep_last` and `keep_for` of its automatic checkpoints, if it has
+    any, and `checkpoint_error` is why the last attempt failed.
     """
 
     id: str
@@ -143,6 +147,8 @@ class SandboxInfo:
     stop_reason: str | None
     expires_at: float | None = None
     snapshot: str | None = None
+    checkpoints: dict[str, float | None] | None = None
+    checkpoint_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,7 +463,7 @@ class Snapshot:
     """The files of a whole sandbox at one moment. Times are seconds since the epoch.
 
     `size` and `files` are those that changed since the snapshot `parent`, or since the image was
-    started.
+    started. Snapshots of the origins "interval" and "turn" are checkpoints.
     """
 
     id: str
@@ -470,6 +476,7 @@ class Snapshot:
     size: int
     files: int
     created_at: float
+    origin: SnapshotOrigin = "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

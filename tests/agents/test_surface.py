@@ -82,8 +82,9 @@ async def test_agent_harness_and_session_have_no_public_internals() -> None:
         *("session", "sessions", "shell", "tools"),
     }
     assert _public(Session) == {
-        *("approvals", "approve", "compact", "delete", "deny", "fork", "harness", "key"),
-        *("messages", "name", "prompt", "running", "shell", "skill", "task", "usage"),
+        *("approvals", "approve", "checkpoints", "compact", "delete", "deny", "fork", "harness"),
+        *("key", "messages", "name", "prompt", "restore", "running", "shell", "skill", "task"),
+        "usage",
     }
 
 

@@ -159,3 +159,32 @@ async def test_interrupted_run_is_started_again_if_attempts_allow(tmp_path: Path
         assert (twice["outcome"], twice["result"]) == ("completed", 2)
         assert once["outcome"] == "failed"
         assert "attempts = 2" in once["failure"]["hint"]
+
+
+async def test_workflow_forks_the_sandbox_of_an_agent(tmp_path: Path) -> None:
+    text = """
+    from smokebox import create_agent, virtual
+    from smokebox.testing import ScriptedModel, call
+
+    def writer(sandbox, text):
+        model = ScriptedModel(call("write", path="answer", content=text), "done")
+        return create_agent(model=model, sandbox=sandbox, checkpoints=True)
+
+    async def run(ctx):
+        prepared = virtual(files={"task": "sum"})
+        harness = await ctx.init(writer(prepared, "0"), name="first")
+        session = await harness.session()
+        await session.prompt("Answer.")
+        found = []
+        for number, fork in enumerate(await prepared.fork(2), 1):
+            own = await ctx.init(writer(fork, str(number)), name=f"fork-{number}")
+            prompt = await own.session()
+            await prompt.prompt("Answer otherwise.")
+            found.append(await fork.read_file("answer"))
+            await prompt.restore((await prompt.checkpoints())[0])
+            found.append(await fork.read_file("answer"))
+        return [await prepared.read_file("answer"), *found]
+    """
+    async with serve(project(tmp_path / "p", workflows__explore=text)) as site:
+        done = await site.post("/workflows/explore?wait=result", {})
+        assert done.body["result"] == ["0", "1", "0", "2", "0"]

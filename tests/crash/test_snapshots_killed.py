@@ -6,6 +6,7 @@ response. A restore happens as a whole or not at all.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -26,12 +27,14 @@ FILES = tuple(
         "images/layer_store",
         "snapshots/capture",
         "snapshots/capture_job",
+        "snapshots/checkpoints",
         "snapshots/delta",
         "snapshots/layer_merge",
         "snapshots/sandbox_snapshots",
         "snapshots/snapshots",
         "snapshots/tree_copier",
         "snapshots/tree_index",
+        "snapshots/tree_watch",
     )
 )
 SNAPSHOTS = int(os.environ.get("SMOKEBOX_CRASH_SNAPSHOTS", "60"))
@@ -110,6 +113,8 @@ async def test_acknowledged_snapshots_hold_the_state_of_their_moment() -> None:
             await fetch(http.put(f"{SANDBOX}/files?path=w.py", data=WRITER.encode()))
             await fetch(http.put(f"{SANDBOX}/files?path=/check.py", data=CHECK.encode()))
             await run(http, "for i in $(seq 50); do head -c 4096 /dev/urandom > f$i; done")
+            # So many that they are watched.
+            await run(http, "mkdir many; cd many; for i in $(seq 600); do echo $i > $i; done")
             start = {"command": ["python3", "w.py"]}
             await fetch(http.post(f"{SANDBOX}/processes", json=start))
             await run(http, "until [ -e last ]; do sleep 0.01; done")
@@ -221,3 +226,39 @@ async def test_forks_are_all_or_none_after_kill() -> None:
                     await fetch(http.delete(f"/api/sandboxes/{one['id']}"))
                 # It is not left frozen.
                 await run(http, f"echo {number} >> d/1")
+
+
+async def test_a_checkpoint_is_whole_or_not_there_after_kill() -> None:
+    rng = seeded()
+    for _ in range(TRIES):
+        with new_home() as home:
+            async with run_killable_server(
+                home, kill_at=rng.randrange(1, 1500), since="checkpoint", traced=FILES
+            ) as http:
+                with contextlib.suppress(*LOST):
+                    await fetch(http.put(SANDBOX, json={"keep_alive": True, "checkpoints": 1}))
+                    await fetch(http.put(f"{SANDBOX}/files?path=w.py", data=WRITER.encode()))
+                    await fetch(http.put(f"{SANDBOX}/files?path=/check.py", data=CHECK.encode()))
+                    start = {"command": ["python3", "w.py"]}
+                    await fetch(http.post(f"{SANDBOX}/processes", json=start))
+                    async with asyncio.timeout(30):
+                        while len(await listed(http)) < 4:
+                            await asyncio.sleep(0.1)
+            async with run_killable_server(home) as http:
+                assert garbage(home) == []
+                for one in await listed(http):
+                    assert one["origin"] == "interval"
+                    created = await fetch(
+                        http.put("/api/sandboxes/check", json={"snapshot": one["id"]})
+                    )
+                    assert created.status == 200
+                    check = "[ ! -e last ] || python3 /check.py"
+                    await run(http, check, "/api/sandboxes/check")
+                    await fetch(http.delete("/api/sandboxes/check"))
+
+
+async def listed(http: aiohttp.ClientSession) -> list[dict[str, str]]:
+    """Return all snapshots."""
+    body = (await fetch(http.get("/api/snapshots"))).body
+    found: list[dict[str, str]] = body["snapshots"]
+    return found

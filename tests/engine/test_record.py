@@ -464,7 +464,7 @@ async def test_record_of_a_later_version_is_refused_and_unchanged(path: str) -> 
 
 def test_fields_in_json_change_only_with_a_version() -> None:
     """If this fails, add a version to `MIGRATIONS`: earlier ones would misread the record."""
-    settings = "sleep_after keep_alive lifetime ephemeral cwd user group"
+    settings = "sleep_after keep_alive lifetime ephemeral cwd user group checkpoints"
     jail = "tier key pid started first_uid uids enforcement group extra"
     assert [one.name for one in fields(RunSettings)] == settings.split()
     assert [one.name for one in fields(JailState)] == jail.split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -176,3 +177,26 @@ async def test_a_policy_above_the_ceilings_is_not_forked(tmp_path: Path) -> None
         refused = await fetch(acme.post(f"{BOX}/fork", json={}))
         assert (refused.status, refused.body["error"]["fields"]["ceiling"]) == (403, "egress")
         assert (await fetch(admin.post(f"{BOX}/fork", json={}))).status == 201
+
+
+async def test_checkpoints_count_against_the_quota_of_the_tenant(tmp_path: Path) -> None:
+    async with serve(tmp_path, snapshots=2) as server, tenant(server, "acme") as acme:
+        await fetch(acme.put(BOX, json={"checkpoints": {"every": 1, "keep_last": 5}}))
+        command = {"command": "while :; do date +%N > now; sleep 0.1; done"}
+        await fetch(acme.post(f"{BOX}/processes", json=command))
+        async with asyncio.timeout(20):
+            while (info := (await fetch(acme.get(BOX))).body)["checkpoint_error"] is None:
+                await asyncio.sleep(0.1)
+        assert "of the quota snapshots" in info["checkpoint_error"]
+        listed = (await fetch(acme.get("/api/snapshots"))).body["snapshots"]
+        assert [one["origin"] for one in listed] == ["interval", "interval"]
+        # Those that are replaced make room for the next.
+        await fetch(acme.put(BOX, json={"checkpoints": {"every": 1, "keep_last": 2}}))
+        async with asyncio.timeout(20):
+            found = listed
+            # For a moment there is one more.
+            while found == listed or len(found) != 2:
+                await asyncio.sleep(0.1)
+                found = (await fetch(acme.get("/api/snapshots"))).body["snapshots"]
+        refused = await fetch(acme.post(f"{BOX}/snapshots", json={"name": "mine"}))
+        assert refused.status == 429

@@ -139,6 +139,15 @@ class TaskEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointEnd:
+    """The files were kept as the checkpoint `id`, or that failed with `error`."""
+
+    turn: int
+    id: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OperationEnd:
     """The operation has ended. Always the last event."""
 
@@ -163,5 +172,6 @@ Event: TypeAlias = (
     | TaskStart
     | TaskEvent
     | TaskEnd
+    | CheckpointEnd
     | OperationEnd
 )

@@ -70,6 +70,9 @@ class AgentOptions(TypedDict, total=False):
         approval: Which tool calls need approval.
         budget: Limits of one prompt, as a `Budget` or a dict of its fields.
         durability: Retries and deadlines, as a `Durability` or a dict of its fields.
+        checkpoints: Keep the files as they were before each prompt and after each turn that
+            changed any. True: the last 50 of a session. A number: so many. The sandbox must have
+            snapshots.
     """
 
     model: ModelChoice | Sequence[ModelChoice] | None
@@ -85,6 +88,7 @@ class AgentOptions(TypedDict, total=False):
     approval: ApprovalChoice | None
     budget: Budget | Mapping[str, float] | None
     durability: Durability | Mapping[str, float] | None
+    checkpoints: bool | int
 
 
 class PromptOptions(TypedDict, total=False):
@@ -109,6 +113,7 @@ class PromptOptions(TypedDict, total=False):
     key: str | None
 
 
+KEPT_CHECKPOINTS = 50
 OPTION_NAMES = tuple(AgentOptions.__annotations__)
 
 
@@ -129,6 +134,8 @@ class AgentSettings:
     approval: Approval | None
     budget: Budget
     durability: Durability
+    checkpoints: int = 0
+    """Number of checkpoints that are kept; 0 is none."""
     owns_sandbox: bool = False
     """An initializer opened the sandbox for this instance, so it is closed with the harness."""
 
@@ -160,6 +167,7 @@ def check_options(options: Mapping[str, Any]) -> AgentSettings:
         approval=as_approval(options.get("approval")),
         budget=check_budget(options.get("budget")),
         durability=_from_fields("durability", Durability, options.get("durability")),
+        checkpoints=_check_checkpoints(options.get("checkpoints")),
     )
 
 
@@ -250,6 +258,15 @@ def check_thinking(thinking: object) -> ThinkingLevel | None:
 def check_budget(budget: object) -> Budget:
     """Return the option as a `Budget`, by default one without limits."""
     return _from_fields("budget", Budget, budget)
+
+
+def _check_checkpoints(value: object) -> int:
+    if value is None or isinstance(value, bool):
+        return KEPT_CHECKPOINTS if value else 0
+    if isinstance(value, int) and value > 0:
+        return value
+    hint = "Pass True, or the number of checkpoints to keep."
+    raise _wrong("checkpoints", value, "True, False or a positive number", hint)
 
 
 def _check_persist(persist: object) -> StoreChoice:

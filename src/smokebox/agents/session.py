@@ -11,6 +11,7 @@ from smokebox.agents.messages import Text, UserMessage
 from smokebox.agents.options import PromptOptions
 from smokebox.agents.results import ResultSpec
 from smokebox.agents.skills import find_skill
+from smokebox.agents.work.checkpoint import RestoreItem, find_checkpoint
 from smokebox.agents.work.compaction import CompactionItem
 from smokebox.agents.work.prompt import new_prompt
 from smokebox.agents.work.shell import ShellItem
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from smokebox.agents.harness import Harness
     from smokebox.agents.images import ImageSource
     from smokebox.agents.limits import Budget
+    from smokebox.agents.log.conversation import Checkpoint
     from smokebox.agents.log.store import SessionKey
     from smokebox.agents.messages import Message, Usage
     from smokebox.agents.operation import Operation
@@ -300,19 +302,54 @@ class Session:
         await self._context.refresh()
         return list(self._context.event_log.conversation.messages)
 
-    async def fork(self, name: str | None = None) -> Session:
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Return the states of the workspace to which `restore` can return, oldest first.
+
+        The option `checkpoints` of the agent makes them.
+
+        Raises:
+            NotFound: The session was deleted.
+        """
+        await self._context.refresh()
+        return list(self._context.event_log.conversation.checkpoints)
+
+    def restore(
+        self, checkpoint: Checkpoint | str, *, when_busy: WhenBusy = "raise"
+    ) -> Operation[None]:
+        """Replace the files of the workspace by those of a checkpoint, and tell the model.
+
+        The conversation goes on; `fork(at=checkpoint)` begins one that ends there.
+
+        Args:
+            checkpoint: A checkpoint of the session, or its id.
+            when_busy: What to do if the session is busy: "raise" or "queue".
+
+        Raises:
+            NotFound: There is no such checkpoint, or it was not kept.
+            Unsupported: The agent has no workspace.
+            SessionBusy: The session does other work.
+        """
+        id = checkpoint if isinstance(checkpoint, str) else checkpoint.id
+        item = RestoreItem(session=self._context, checkpoint=id)
+        return self._context.submit(item, when_busy=when_busy)
+
+    async def fork(self, name: str | None = None, *, at: Checkpoint | str | None = None) -> Session:
         """Create a session that starts with this conversation.
 
         Args:
             name: Name of the session, by default this one's with a random suffix.
+            at: A checkpoint, or its id: the new session has the conversation up to there. The
+                files stay as they are.
 
         Raises:
+            NotFound: There is no such checkpoint.
             Conflict: There is a session of that name.
             InvalidOption: The name is too long, not printable, or reserved.
         """
         await self._context.refresh()
         name = name or new_id(self.name)
-        return (await self._context.registry.fork(self._context, name)).handle
+        found = None if at is None else find_checkpoint(self._context.event_log.conversation, at)
+        return (await self._context.registry.fork(self._context, name, found)).handle
 
     async def delete(self) -> None:
         """Abort its work, then delete it with its event log and its tasks.

@@ -18,6 +18,7 @@ from smokebox.agents.messages import Text, UserMessage
 from smokebox.agents.options import check_budget
 from smokebox.agents.setup import MAX_DEPTH, TASK
 from smokebox.agents.system_prompt import changed, digest
+from smokebox.agents.work.checkpoint import RestoreItem
 from smokebox.agents.work.compaction import CompactionItem
 from smokebox.agents.work.prompt import new_prompt, resumed_prompt
 from smokebox.agents.work.queue import WorkQueue
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from smokebox.agents.events import Event
     from smokebox.agents.harness import Harness
     from smokebox.agents.limits import Budget
-    from smokebox.agents.log.conversation import WorkState
+    from smokebox.agents.log.conversation import Checkpoint, WorkState
     from smokebox.agents.log.records import ResourcesChanged
     from smokebox.agents.log.store import SessionStore
     from smokebox.agents.messages import ImagePart
@@ -69,6 +70,8 @@ class SessionContext:
     meter: UsageMeter | None = None
     """Counts the usage of the task that the session does."""
     deleted: bool = False
+    checkpoint_state: str | None = None
+    """State of the files at the last checkpoint that this process took."""
     approvals: ApprovalQueue = field(init=False)
     queue: WorkQueue = field(init=False)
     handle: Session = field(init=False)
@@ -204,6 +207,8 @@ class SessionContext:
             return ShellItem.resumed(self, work)
         if work.kind == "compact":
             return CompactionItem.resumed(self, work)
+        if work.kind == "restore":
+            return RestoreItem.resumed(self, work)
         if work.kind == "task":
             return TaskItem.resumed(self, work)
         return resumed_prompt(self, work)
@@ -260,7 +265,9 @@ class SessionRegistry:
         await session.recover()
         return session
 
-    async def fork(self, origin: SessionContext, name: str) -> SessionContext:
+    async def fork(
+        self, origin: SessionContext, name: str, at: Checkpoint | None = None
+    ) -> SessionContext:
         """Create a session that starts with the conversation of another. Raises `Conflict`."""
         if await self.exists(check_session_name(name)):
             raise Conflict(
@@ -271,8 +278,8 @@ class SessionRegistry:
             )
         first = replace(
             _first_record(origin.setup, origin.system, origin.depth),
-            forked_from=origin.key.session,
-            forked_at=origin.event_log.conversation.head,
+            forked_from=origin.key.session if at is None else at.session or origin.key.session,
+            forked_at=origin.event_log.conversation.head if at is None else at.offset,
         )
         return await self.open(name, origin.setup, first=first)
 

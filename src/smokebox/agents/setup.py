@@ -15,6 +15,7 @@ from smokebox.agents.tools import workspace_tools
 from smokebox.agents.tools.function import as_tools
 from smokebox.agents.tools.mcp import open_tools
 from smokebox.agents.workspace import OpenSandbox, with_cwd
+from smokebox.agents.workspace_snapshots import check_snapshots
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ async def make_setup(agent: Agent, options: AgentSettings, opened: OpenSandbox |
     async with AsyncExitStack() as resources:
         if opened is not None and opened.owned:
             resources.push_async_callback(opened.sandbox.aclose)
+        if options.checkpoints:
+            check_snapshots(sandbox)
         own = await _own_tools(sandbox, workspace)
         tools = by_name(await open_tools([*own, *options.tools], workspace, resources))
         named = options.subagents if isinstance(options.subagents, tuple) else ()

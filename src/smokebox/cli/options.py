@@ -101,6 +101,7 @@ def settings_of(
     ephemeral: bool = False,
     keep_alive: bool = False,
     lifetime: str | None = None,
+    checkpoints: str | None = None,
     cwd: str | None = None,
     user: str | None = None,
     egress: list[str] | None = None,
@@ -119,6 +120,7 @@ def settings_of(
         keep_alive=keep_alive or None,
         lifetime=None if lifetime is None else parse_duration("--lifetime", lifetime),
         ephemeral=ephemeral or None,
+        checkpoints=parse_checkpoints(checkpoints),
         cwd=cwd,
         user=user,
         egress=parse_egress_words(egress),
@@ -186,6 +188,17 @@ def parse_limits(text: str | None) -> str | dict[str, float | str | None] | None
         return text
     pairs = parse_pairs("--limits", text.split(",")) or {}
     return {name: _parse_limit(value) for name, value in pairs.items()}
+
+
+def parse_checkpoints(text: str | None) -> bool | dict[str, object] | None:
+    """Parse `10m`, `10m,keep_last=24,keep_for=7d` or `off`."""
+    if text is None or text == "off":
+        return None if text is None else False
+    every, *rest = text.split(",")
+    fields: dict[str, object] = {"every": parse_duration("--checkpoints", every)}
+    for name, value in (parse_pairs("--checkpoints", rest) or {}).items():
+        fields[name] = int(value) if value.isdecimal() else value
+    return fields
 
 
 def parse_duration(option: str, text: str) -> float:

@@ -66,6 +66,12 @@ def create(
         str | None,
         typer.Option(metavar="TIME", help="Destroy it this time after its creation: 2h, 7d."),
     ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Snapshot it this often, keep 10: 10m. Also 10m,keep_last=3; off."
+        ),
+    ] = None,
     cwd: Cwd = None,
     user: User = None,
     tier: Tier = None,
@@ -85,6 +91,7 @@ def create(
         ephemeral=ephemeral,
         keep_alive=keep_alive,
         lifetime=lifetime,
+        checkpoints=checkpoints,
         cwd=cwd,
         user=user,
         tier=tier,

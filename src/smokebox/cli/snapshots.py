@@ -88,7 +88,7 @@ def list_all(
             print_json(snapshots)
             return
         print_table(
-            ("ID", "NAME", "SANDBOX", "IMAGE", "FILES", "SIZE", "CREATED", "DESCRIPTION"),
+            ("ID", "NAME", "SANDBOX", "IMAGE", "FILES", "SIZE", "CREATED", "ORIGIN", "DESCRIPTION"),
             [
                 (
                     one.id,
@@ -98,6 +98,7 @@ def list_all(
                     str(one.files),
                     format_size(one.size),
                     format_age(one.created_at),
+                    one.origin,
                     _plain(one.description) or "-",
                 )
                 for one in snapshots

@@ -117,3 +117,15 @@ class SandboxSnapshots:
     async def delete_snapshot(self, snapshot: Snapshot | str) -> None:
         """Delete a snapshot. Safe to repeat; sandboxes created from it keep their files."""
         await Snapshots(self._connection.transport).delete(snapshot)
+
+
+async def take_checkpoint(
+    sandbox: SandboxSnapshots, description: str, *, keep_last: int
+) -> Snapshot:
+    """Make a snapshot of the origin "turn", or return the last one if nothing changed since."""
+    body = requests.CreateSnapshot(
+        description=description, keep_last=keep_last, origin="turn", if_changed=True
+    )
+    return await sandbox._connection.request(
+        Snapshot, "POST", "/snapshots", body=body, timeout=None, idempotency_key=new_global_id()
+    )

@@ -41,6 +41,8 @@ class SandboxSettings(TypedDict, total=False):
         snapshot: Id or name of a snapshot to create it from; `image="snapshot:NAME"` says the same.
         mirrors: Use the package mirrors of the server's host in the build of an `image` that is
             built. `egress` opens their hosts.
+        checkpoints: Time between automatic snapshots while it runs, such as "10m", or a mapping of
+            `every`, `keep_last` (10) and `keep_for`. False for none, which is the default.
     """
 
     image: str | Image | None
@@ -57,6 +59,7 @@ class SandboxSettings(TypedDict, total=False):
     egress: EgressOption | None
     snapshot: str | None
     mirrors: bool | None
+    checkpoints: bool | float | str | Mapping[str, object] | None
 
 
 class ClientSettings(Settings):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.pool import JailPool
     from smokebox.engine.record.record import Record
+    from smokebox.engine.record.rows import SandboxRow
     from smokebox.engine.sandbox_storage import SandboxStorage
     from smokebox.engine.snapshots.snapshots import Snapshots
     from smokebox.engine.workers import Workers
@@ -50,6 +51,21 @@ Admission: TypeAlias = (
 Gives the options to create it with, or raises to refuse it. Its exit comes when the sandbox is in
 the record, or was not created.
 """
+
+
+SnapshotAdmission: TypeAlias = (
+    "Callable[[SandboxRow, str, set[str]], AbstractAsyncContextManager[None]]"
+)
+"""Called with a sandbox, and the id of a snapshot that the engine is about to make of it by itself.
+
+The third argument has the ids of those that are removed then. Raises to refuse it.
+"""
+
+
+@contextlib.asynccontextmanager
+async def admit_snapshots(row: SandboxRow, id: str, freed: set[str]) -> AsyncIterator[None]:
+    """Admit every snapshot."""
+    yield
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +103,7 @@ class EngineContext:
     snapshots: Snapshots
     tag: str
     admit: Admission = admit_all
+    admit_snapshot: SnapshotAdmission = admit_snapshots
     load_handler: HandlerLoader = load_handler
     group_cpu: Callable[[str], float | None] = no_group_limit
     cwds: dict[str, str] = field(default_factory=dict)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
 from smokebox.egress.handler import load_handler
-from smokebox.engine.context import EngineContext, admit_all, no_group_limit, tag_of
+from smokebox.engine.context import (
+    EngineContext,
+    admit_all,
+    admit_snapshots,
+    no_group_limit,
+    tag_of,
+)
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.images.build.builds import Builds
 from smokebox.engine.images.catalog import KEEP_SECONDS
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 
     from smokebox.egress.handler import HandlerLoader
     from smokebox.engine.backups.backups import Backups
-    from smokebox.engine.context import Admission
+    from smokebox.engine.context import Admission, SnapshotAdmission
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.images.registry.access import RegistrySettings
     from smokebox.engine.images.registry.pull import AccessOf
@@ -95,6 +101,7 @@ class Host:
         images: str | os.PathLike[str] | None = None,
         backups: str | None = None,
         admit: Admission = admit_all,
+        admit_snapshot: SnapshotAdmission = admit_snapshots,
         directories: Mapping[str, str] | None = None,
         load_handler: HandlerLoader = load_handler,
         group_cpu: Callable[[str], float | None] = no_group_limit,
@@ -111,6 +118,7 @@ class Host:
             images: Directory of image layers; by default inside the state directory.
             backups: URL of a bucket for backups; by default they stay in the state directory.
             admit: Decides about sandboxes that are created; see `Admission`.
+            admit_snapshot: Decides about automatic checkpoints; see `SnapshotAdmission`.
             directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
             load_handler: Imports the egress handlers that policies name.
             group_cpu: Returns the cores that the sandboxes of a group may use together, None for
@@ -141,6 +149,7 @@ class Host:
             tier=tier,
             pool=pool,
             admit=admit,
+            admit_snapshot=admit_snapshot,
             load_handler=load_handler,
             group_cpu=group_cpu,
         )
@@ -444,6 +453,7 @@ def _build_context(
     tier: Tier,
     pool: int,
     admit: Admission,
+    admit_snapshot: SnapshotAdmission,
     load_handler: HandlerLoader,
     group_cpu: Callable[[str], float | None],
 ) -> EngineContext:
@@ -474,6 +484,7 @@ def _build_context(
         snapshots=Snapshots(stores.record, home, storage, stores.images, stores.catalog, guard),
         tag=tag_of(home.path),
         admit=admit,
+        admit_snapshot=admit_snapshot,
         load_handler=load_handler,
         group_cpu=group_cpu,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 CREATE, DELETE, DELETE_SELF, MOVE_SELF = 0x100, 0x200, 0x400, 0x800
 UNMOUNT, OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
-ONLYDIR, EXCL_UNLINK, ISDIR = 0x01000000, 0x04000000, 0x40000000
+ONLYDIR, DONT_FOLLOW, EXCL_UNLINK, ISDIR = 0x01000000, 0x02000000, 0x04000000, 0x40000000
 
 _EVENT = struct.Struct("iIII")
 _BUFFER_SIZE = 64 << 10
@@ -59,7 +59,14 @@ class Inotify:
     def add(self, fd: int, mask: int) -> int:
         """Watch the file behind a descriptor. Watching it again returns the same number."""
         # Through the descriptor's link, so that no name is resolved a second time.
-        watch: int = _add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask)
+        return self._add(b"/proc/self/fd/%d" % fd, mask)
+
+    def add_name(self, folder: int, name: str, mask: int) -> int:
+        """Watch a file in an open directory, or a symlink itself."""
+        return self._add(b"/proc/self/fd/%d/%b" % (folder, os.fsencode(name)), mask | DONT_FOLLOW)
+
+    def _add(self, path: bytes, mask: int) -> int:
+        watch: int = _add_watch(self.fd, path, mask)
         if watch < 0:
             raise _error("max_user_watches", (errno.ENOSPC,))
         return watch

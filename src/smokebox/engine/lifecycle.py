@@ -20,6 +20,7 @@ from smokebox.engine.jail import guest_init, guest_requests
 from smokebox.engine.options import CheckedOptions
 from smokebox.engine.record.rows import SandboxRow, delete, update
 from smokebox.engine.run import DESTROYED, EXPIRED, STOPPED
+from smokebox.engine.snapshots.checkpoint_rule import CheckpointRule
 from smokebox.errors import (
     Forbidden,
     InvalidOption,
@@ -76,6 +77,8 @@ class Lifecycle:
         self._row: SandboxRow | None = None
         self._run: Run | None = None
         self._active = 0
+        self._held = 0
+        self._idle_while_held = False
         self._used_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -107,6 +110,11 @@ class Lifecycle:
         async with self._lock:
             await self._apply_pending()
             return self._row
+
+    @property
+    def checkpoints(self) -> CheckpointRule:
+        """The rule of automatic checkpoints."""
+        return self._row.settings.checkpoints if self._row is not None else CheckpointRule()
 
     async def directory(self) -> str:
         """Return the directory of the sandbox on the host; empty before it was ever woken."""
@@ -152,6 +160,17 @@ class Lifecycle:
                 self._used_at = time.time()
             self._active -= 1
             self._start_idle_timer()
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[Run | None]:
+        """Put off falling asleep in the block, which gets the current run, and is no call."""
+        self._held += 1
+        try:
+            yield self.run
+        finally:
+            self._held -= 1
+            if self._idle_while_held and not self._held:
+                self._idle()
 
     async def wake(self) -> Run:
         """Return the current run, or start one. Concurrent calls share one start."""
@@ -351,7 +370,8 @@ class Lifecycle:
             run.jail.set_orphan_timeout(changed.settings.orphan_timeout)
             self._context.guard.watch(self, self._run)
             self._start_idle_timer()
-            if changed.egress != row.egress:
+            before = row.egress, row.settings.checkpoints
+            if (changed.egress, changed.settings.checkpoints) != before:
                 await self._begin()
 
     async def _begin(self) -> None:
@@ -534,12 +554,16 @@ class Lifecycle:
             self._timer = asyncio.get_running_loop().call_later(idle_timeout, self._idle)
 
     def _stop_idle_timer(self) -> None:
+        self._idle_while_held = False
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
     def _idle(self) -> None:
         self._timer = None
+        self._idle_while_held = bool(self._held)
+        if self._held:
+            return
         if any(part.busy for part in self.parts):
             self._start_idle_timer()
         elif not self._active:

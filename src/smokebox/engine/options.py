@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -11,6 +12,7 @@ from smokebox.egress.layers import EgressLayers, SplitPolicy, split_handlers
 from smokebox.egress.policy import EgressOption, moved_options, parse_egress
 from smokebox.engine.names import check_labels, check_user, is_snapshot_id
 from smokebox.engine.record.rows import RunSettings, SandboxRow
+from smokebox.engine.snapshots.checkpoint_rule import CheckpointRule
 from smokebox.errors import Conflict, InvalidOption
 from smokebox.foundation.paths import check_path
 from smokebox.isolation import check_tier
@@ -18,7 +20,7 @@ from smokebox.limits import Limits, parse_limits
 from smokebox.options import check_env, refuse_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from smokebox.engine.images.image import Image
     from smokebox.engine.record.rows import SnapshotRow
@@ -30,7 +32,11 @@ _ENDLESS = {
     "sleep_after": "to never sleep, pass keep_alive=True",
     "lifetime": "leave it out for a sandbox without end",
     "keep_for": "leave it out to keep them whatever their age",
+    "checkpoints": "pass False for none",
 }
+# An interval of checkpoints is at least so long, and so many are kept by default.
+MIN_CHECKPOINT_SECONDS = 1.0
+KEPT_CHECKPOINTS = 10
 SNAPSHOT_PREFIX = "snapshot:"
 
 
@@ -57,6 +63,7 @@ class CheckedOptions:
     group: str | None = None
     egress: SplitPolicy | None = None
     snapshot: str | None = None
+    checkpoints: CheckpointRule | None = None
 
     @property
     def empty(self) -> bool:
@@ -155,7 +162,9 @@ class SandboxOptions(TypedDict, total=False):
     After its `lifetime`, counted from its creation, a sandbox is destroyed, in use or not; by
     default it has no end. An `ephemeral` sandbox loses its files when it sleeps. `egress` is the
     network policy, by default no access; changes made at run time stay. `snapshot` is the id or
-    name of a snapshot to create it from, which `image="snapshot:NAME"` says too.
+    name of a snapshot to create it from, which `image="snapshot:NAME"` says too. `checkpoints` is
+    the time between automatic snapshots while it runs, or a mapping of `every`, `keep_last` and
+    `keep_for`; False is none.
     """
 
     image: str
@@ -171,6 +180,7 @@ class SandboxOptions(TypedDict, total=False):
     user: str
     egress: EgressOption
     snapshot: str
+    checkpoints: bool | float | str | Mapping[str, object]
 
 
 def parse_options(where: str, options: SandboxOptions) -> CheckedOptions:
@@ -206,6 +216,44 @@ def parse_duration(option: str, value: float | str) -> float:
             value=value,
         )
     return float(number)
+
+
+def check_keep_last(value: object) -> int:
+    """Return a number of snapshots to keep. Raises `InvalidOption`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise InvalidOption(
+        f"keep_last must be a whole number from 1, not {value!r:.80}.",
+        hint="Pass the number of snapshots to keep, such as 10.",
+        option="keep_last",
+        value=value,
+    )
+
+
+def parse_checkpoints(value: object) -> CheckpointRule:
+    """Return the rule of automatic checkpoints that a user passed. Raises `InvalidOption`."""
+    if value is False:
+        return CheckpointRule()
+    fields = dict(value) if isinstance(value, Mapping) else {"every": value}
+    refuse_unknown("checkpoints", fields, CheckpointRule.__annotations__)
+    every: Any = fields.get("every")
+    seconds = parse_duration("checkpoints", every)
+    if seconds < MIN_CHECKPOINT_SECONDS:
+        raise InvalidOption(
+            f"checkpoints must be at least {MIN_CHECKPOINT_SECONDS:g} s apart, not {every!r:.80}.",
+            hint="Pass for example checkpoints='10m'.",
+            option="checkpoints",
+            value=value,
+        )
+    keep_last: Any = fields.get("keep_last")
+    keep_for: Any = fields.get("keep_for")
+    if keep_last is None and keep_for is None:
+        keep_last = KEPT_CHECKPOINTS
+    return CheckpointRule(
+        every=seconds,
+        keep_last=None if keep_last is None else check_keep_last(keep_last),
+        keep_for=None if keep_for is None else parse_duration("keep_for", keep_for),
+    )
 
 
 def _flag(option: str, value: object) -> bool:
@@ -283,4 +331,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "cwd": _cwd,
     "user": check_user,
     "snapshot": _snapshot,
+    "checkpoints": parse_checkpoints,
 }

@@ -317,7 +317,7 @@ class RunPart:
         return False
 
     async def begin(self, run: Run) -> None:
-        """Set up a run that starts, or whose egress policy changed."""
+        """Set up a run that starts, or whose egress policy or checkpoints changed."""
 
     async def adopt(self, run: Run) -> None:
         """Take over a run that another engine started."""

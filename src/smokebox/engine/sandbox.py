@@ -32,6 +32,7 @@ from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.command import CommandOptions
 from smokebox.engine.sessions.session import ShellSession
 from smokebox.engine.sessions.sessions import SessionOptions, Sessions
+from smokebox.engine.snapshots.checkpoints import Checkpoints
 from smokebox.engine.snapshots.sandbox_snapshots import SandboxSnapshots
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
@@ -65,7 +66,10 @@ if TYPE_CHECKING:
 
 
 def info_of(
-    row: SandboxRow, used_at: float = 0.0, disk: DiskEnforcement | None = None
+    row: SandboxRow,
+    used_at: float = 0.0,
+    disk: DiskEnforcement | None = None,
+    checkpoint_error: str | None = None,
 ) -> SandboxInfo:
     """Convert a row of the record for users. `used_at` is the last use, if more recent."""
     return SandboxInfo(
@@ -88,6 +92,8 @@ def info_of(
         user=row.settings.user,
         stop_reason=row.stop_reason,
         snapshot=row.snapshot or None,
+        checkpoints=row.settings.checkpoints.describe(),
+        checkpoint_error=checkpoint_error,
     )
 
 
@@ -312,7 +318,7 @@ class Sandbox:
         if row is None:
             return None
         disk = await self._context.storage.enforcements([row.key])
-        return info_of(row, self.lifecycle.used_at, disk[row.key])
+        return info_of(row, self.lifecycle.used_at, disk[row.key], self.checkpoints.error)
 
     async def stats(self) -> SandboxStats:
         """Return current resource usage, without waking it."""
@@ -365,6 +371,7 @@ class Sandbox:
         self.snapshots = SandboxSnapshots(
             lifecycle, context, quiet=self.backups.replacing, flush=self.sessions.before_end
         )
+        self.checkpoints = Checkpoints(lifecycle, context, self.snapshots)
         self.egress_proxy = EgressProxy(
             self.id,
             layers=lambda: lifecycle.layers,
@@ -391,6 +398,7 @@ class Sandbox:
             self.terminals,
             self.egress_proxy,
             self.ports,
+            self.checkpoints,
         )
 
     def _keep_handlers(self) -> None:

@@ -202,6 +202,7 @@ async def open_state(
             pool=settings.pool,
             backups=settings.backups,
             admit=quotas.admit,
+            admit_snapshot=quotas.admit_snapshot,
             directories=settings.directories,
             load_handler=functools.partial(load_allowed_handler, allowed=settings.handlers),
             group_cpu=quotas.group_cpu,

@@ -41,6 +41,7 @@ class Settings(Body):
     user: str | None = None
     egress: dict[str, Any] | list[str] | None = None
     snapshot: str | None = None
+    checkpoints: bool | float | str | dict[str, Any] | None = None
 
 
 class CreateSandbox(Settings):
@@ -327,8 +328,9 @@ class CreateBackup(Body):
 class CreateSnapshot(Body):
     """A snapshot of all files of a sandbox. `labels` are added to those of the sandbox.
 
-    Then earlier ones without a name are removed, but the last `keep_last` and those that are not
-    older than `keep_for`, seconds or text such as "7d".
+    Then earlier ones without a name and of the same origin are removed, but the last `keep_last`
+    and those that are not older than `keep_for`, seconds or text such as "7d". With `if_changed`
+    the response is the latest snapshot of that origin if it shows the present state.
     """
 
     name: str | None = None
@@ -336,6 +338,8 @@ class CreateSnapshot(Body):
     labels: dict[str, str] = {}
     keep_last: int | None = None
     keep_for: float | str | None = None
+    origin: Literal["user", "turn"] = "user"
+    if_changed: bool = False
 
 
 class PruneSnapshots(Query):

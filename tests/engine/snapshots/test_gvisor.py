@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+
+from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
     from smokebox.engine.host import Host
@@ -28,3 +31,20 @@ async def test_snapshots_and_forks_of_a_gvisor_sandbox(host: Host) -> None:
     info = await fork.info()
     assert info is not None
     assert info.tier == "gvisor"
+
+
+async def test_processes_of_a_gvisor_sandbox_are_not_copied(host: Host) -> None:
+    await host.create("box", tier="gvisor")
+    with pytest.raises(Unsupported, match="runsc saves no sandbox with open host sockets"):
+        await host.fork("box", memory=True)
+
+
+async def test_checkpoints_of_a_gvisor_sandbox(host: Host) -> None:
+    sandbox = await host.create("box", tier="gvisor", checkpoints=1)
+    await sandbox.write_file("f", "1")
+    async with asyncio.timeout(15):
+        while not (made := await host.snapshots.list()):
+            await asyncio.sleep(0.1)
+    await sandbox.write_file("f", "2")
+    await sandbox.snapshots.restore(made[0].id)
+    assert await sandbox.read_file("f") == "1"

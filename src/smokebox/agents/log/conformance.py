@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from smokebox.agents.log.records import (
+    CheckpointTaken,
     MessageAdded,
     ReplyDelta,
     SessionCreated,
@@ -326,6 +327,17 @@ class StoreSuite:
         await write_session(store, sibling("other"), created(), picture)
         await store.delete(KEY)
         assert await store.get_blob(name) == b"picture"
+
+    async def test_a_dropped_blob_stays_for_other_sessions(self, store: SessionStore) -> None:
+        name, later = await store.put_blob(b"files"), await store.put_blob(b"later files")
+        taken = CheckpointTaken("w", name, 1, 1, in_blob=True)
+        await write_session(store, KEY, created(), taken)
+        await write_session(store, sibling("other"), created(), taken)
+        writer = await store.open(KEY)
+        await writer.append([CheckpointTaken("w", later, 2, 1, in_blob=True, dropped=(name,))])
+        await writer.release()
+        assert await store.get_blob(name) == b"files"
+        assert await store.get_blob(later) == b"later files"
 
     async def test_closed_store_raises_conflict(self, store: SessionStore) -> None:
         await write_session(store, KEY)

@@ -7,13 +7,14 @@ results of all tool calls follow the calls, and no message is empty.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from smokebox.agents.log.records import (
     AbortRequested,
     ApprovalDecided,
     ApprovalRequested,
+    CheckpointTaken,
     Compacted,
     MessageAdded,
     ReplyDelta,
@@ -182,6 +183,31 @@ class ChildTask:
     outcome: Outcome | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The files of the workspace as they were after a turn; 0 is before the first of a prompt.
+
+    Attributes:
+        id: Id of its snapshot: of a Linux sandbox, `smokebox snapshot` knows it too.
+        description: What was done until then.
+        turn: Number of the turn.
+        created_at: Seconds since the epoch.
+        work_id: Id of the operation.
+        session: Name of the session that it was taken in, if this one was forked from it.
+        offset: Offset of its record in that session.
+        in_blob: The store of the conversation has the snapshot.
+    """
+
+    id: str
+    description: str
+    turn: int
+    created_at: float
+    work_id: str
+    session: str | None
+    offset: int
+    in_blob: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class PartialReply:
     """A reply that has not ended."""
@@ -232,6 +258,7 @@ class Conversation:
         keys: Ids of work items by idempotency key.
         tokens: Estimate of the tokens that a model has to read.
         call_ids: Ids of all tool calls.
+        checkpoints: States of the workspace that can be restored, oldest first.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -248,6 +275,7 @@ class Conversation:
     summary: str | None = None
     tokens: int = 0
     call_ids: set[str] = field(default_factory=set)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     _batch: _CallBatch | None = None
     # Messages that arrived while tools ran: they come after the results of the tools.
     _held: list[UserMessage] = field(default_factory=list)
@@ -263,7 +291,8 @@ class Conversation:
                 record = stored.record
                 if isinstance(record, SessionCreated) and record.forked_from is not None:
                     origin = SessionKey(key.agent, key.id, record.forked_from)
-                    conversation._inherit(await cls.load(store, origin, until=record.forked_at))
+                    inherited = await cls.load(store, origin, until=record.forked_at)
+                    conversation._inherit(inherited, record.forked_from)
                 conversation.apply(stored)
         return conversation
 
@@ -313,6 +342,8 @@ class Conversation:
                 self._apply_tool(record)
             case TaskStarted() | TaskEnded():
                 self._apply_task(record)
+            case CheckpointTaken():
+                self._add_checkpoint(record, at)
             case _:
                 self._apply_work(record, at)
 
@@ -394,6 +425,19 @@ class Conversation:
         if task := self.tasks.get(record.session):
             task.outcome = record.outcome
 
+    def _add_checkpoint(self, record: CheckpointTaken, at: float) -> None:
+        added = Checkpoint(
+            id=record.snapshot,
+            description=record.description,
+            turn=record.turn,
+            created_at=at,
+            work_id=record.work_id,
+            session=None,
+            offset=self.head,
+            in_blob=record.in_blob,
+        )
+        self.checkpoints = [*self.checkpoints, added][-record.keep :]
+
     def _add_or_hold(self, message: UserMessage) -> None:
         if self._batch is not None:
             self._held.append(message)
@@ -458,8 +502,11 @@ class Conversation:
         if work := self.work.get(work_id):
             work.usage += usage
 
-    def _inherit(self, origin: Conversation) -> None:
+    def _inherit(self, origin: Conversation, session: str) -> None:
         """Start with the messages of another session, without its work."""
+        self.checkpoints = [
+            replace(one, session=one.session or session) for one in origin.checkpoints
+        ]
         self.base = origin.position
         self.messages, self.positions = origin.messages, origin.positions
         self.summary, self.call_ids = origin.summary, origin.call_ids

@@ -22,7 +22,7 @@ from smokebox.agents.log.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from smokebox.agents.log.records import Record
 
@@ -66,6 +66,8 @@ class MemoryWriter:
         session.parent = change.parent or session.parent
         session.forked_from = change.forked_from or session.forked_from
         session.blobs |= change.blobs
+        session.blobs -= change.dropped
+        self._store._forget(change.dropped)
         self._store._wakeups.wake(self._key)
         return self.head
 
@@ -178,10 +180,14 @@ class MemoryStore:
             session.writer = None
             unused |= session.blobs
             self._wakeups.wake(deleted)
-        unused.difference_update(*(session.blobs for session in self._sessions.values()))
-        for blob in unused:
-            self._blobs.pop(blob, None)
+        self._forget(unused)
         return True
+
+    def _forget(self, blobs: Iterable[str]) -> None:
+        """Drop those of the blobs that no session needs."""
+        used = {blob for session in self._sessions.values() for blob in session.blobs}
+        for blob in {*blobs} - used:
+            self._blobs.pop(blob, None)
 
     async def put_blob(self, data: bytes) -> str:
         """Store bytes, and return their name."""

@@ -105,6 +105,7 @@ class PostgresWriter:
             list(change.blobs),
             sql.CHANNEL,
             token(self._key),
+            list(change.dropped),
         )
         if appended:
             self._head = appended[0]["head"]

@@ -86,6 +86,9 @@ APPEND = """
         INSERT INTO smokebox_uses (session, blob)
         SELECT number, blob FROM owned, unnest($10::text[]) AS named (blob)
         ON CONFLICT DO NOTHING
+    ), dropped AS (
+        DELETE FROM smokebox_uses USING owned
+        WHERE session = number AND blob = ANY($13::text[])
     )
     SELECT head, pg_notify($11, $12) FROM owned
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
-WorkKind: TypeAlias = Literal["prompt", "skill", "task", "shell", "compact"]
+WorkKind: TypeAlias = Literal["prompt", "skill", "task", "shell", "compact", "restore"]
 
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_defaults=True):
@@ -178,6 +178,22 @@ class TaskEnded(msgspec.Struct, frozen=True, tag="task_ended", omit_defaults=Tru
     usage: Usage = Usage()
 
 
+class CheckpointTaken(msgspec.Struct, frozen=True, tag="checkpoint_taken", omit_defaults=True):
+    """The files of the workspace were kept after a turn; 0 is before the first.
+
+    `snapshot` is the id of a snapshot, or the name of a blob with one. The last `keep` of the
+    session can be restored; `dropped` are blobs that are no longer needed.
+    """
+
+    work_id: str
+    snapshot: str
+    turn: int
+    keep: int
+    description: str = ""
+    in_blob: bool = False
+    dropped: tuple[str, ...] = ()
+
+
 class AbortRequested(msgspec.Struct, frozen=True, tag="abort_requested"):
     """A work item is to stop as soon as it can."""
 
@@ -212,6 +228,7 @@ Record: TypeAlias = (
     | Compacted
     | TaskStarted
     | TaskEnded
+    | CheckpointTaken
     | AbortRequested
     | WorkEnded
 )
@@ -296,11 +313,14 @@ class LogChange:
     parent: str | None
     forked_from: str | None
     blobs: frozenset[str]
+    dropped: frozenset[str] = frozenset()
 
 
 def change_of(records: Sequence[Record]) -> LogChange:
     """Return the change in unfinished work, and the parent, origin and blobs that records add."""
     unfinished = 0
+    kept: set[str] = set()
+    dropped: set[str] = set()
     parent = forked_from = None
     images: list[object] = []
     for record in records:
@@ -316,5 +336,8 @@ def change_of(records: Sequence[Record]) -> LogChange:
                 images += record.result.images
             case MessageAdded():
                 images += record.message.parts
-    blobs = frozenset(part.blob for part in images if isinstance(part, ImagePart))
-    return LogChange(unfinished, parent, forked_from, blobs)
+            case CheckpointTaken():
+                dropped |= {*record.dropped}
+                kept |= {record.snapshot} if record.in_blob else set()
+    blobs = kept.union(part.blob for part in images if isinstance(part, ImagePart))
+    return LogChange(unfinished, parent, forked_from, frozenset(blobs), frozenset(dropped - blobs))

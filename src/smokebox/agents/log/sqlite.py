@@ -97,6 +97,10 @@ class SqliteWriter:
                 sql.ADD, [(self._number, head + n, *row) for n, row in enumerate(rows, 1)]
             )
             connection.executemany(sql.USE, [(self._number, blob) for blob in change.blobs])
+            if change.dropped:
+                dropped = [(self._number, blob) for blob in change.dropped]
+                connection.executemany(sql.DROP_USE, dropped)
+                connection.execute(sql.DELETE_UNUSED_BLOBS, (now - _UNUSED_SECONDS,))
             connection.execute(
                 sql.ADVANCE,
                 (

@@ -87,6 +87,7 @@ DELETE_EMPTY = "DELETE FROM sessions WHERE number = ? AND epoch = ? AND head = 0
 HEAD = "SELECT head FROM sessions WHERE number = ? AND epoch = ?"
 ADD = "INSERT INTO records (session, place, at, version, data) VALUES (?, ?, ?, ?, ?)"
 USE = "INSERT INTO uses (session, blob) VALUES (?, ?) ON CONFLICT DO NOTHING"
+DROP_USE = "DELETE FROM uses WHERE session = ? AND blob = ?"
 ADVANCE = (
     "UPDATE sessions SET head = ?, updated_at = ?, unfinished = unfinished + ?, "
     "parent = coalesce(?, parent), forked_from = coalesce(?, forked_from) WHERE number = ?"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from smokebox.agents.limits import Durability
     from smokebox.agents.model import Model, ThinkingLevel, ToolSpec
     from smokebox.agents.results import ResultCollector
+    from smokebox.agents.work.checkpoint import Checkpointer
     from smokebox.agents.work.item import WorkContext
     from smokebox.agents.work.tool_calls import ToolRunner
 
@@ -274,6 +275,7 @@ class Loop:
     tools: ToolRunner
     collector: ResultCollector[Any] | None
     compact: Callable[[Model], Awaitable[None]]
+    checkpoints: Checkpointer
     _text: str = field(default="", init=False)
     _reminders: int = field(default=0, init=False)
 
@@ -292,8 +294,11 @@ class Loop:
     async def _run(self, pending: Sequence[ToolCall], attempts: Mapping[str, int]) -> Reply[Any]:
         if pending:
             await self.tools.run(pending, attempts=attempts)
+            await self.checkpoints.end_turn(pending, resumed=True)
             if (reply := self._collected()) is not None:
                 return reply
+        else:
+            await self.checkpoints.begin()
         while True:
             self.work.join()
             if (limit := self.work.meter.exceeded()) is not None:
@@ -307,6 +312,7 @@ class Loop:
             self._text = text or self._text
             if calls:
                 await self.tools.run(calls, attempts={})
+                await self.checkpoints.end_turn(calls)
                 reply = self._collected()
             else:
                 reply = self._answered(message, text)

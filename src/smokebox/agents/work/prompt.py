@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from smokebox.agents.log.records import MessageAdded, WorkAccepted
-from smokebox.agents.messages import AssistantMessage, UserMessage
+from smokebox.agents.messages import AssistantMessage, Text, UserMessage
 from smokebox.agents.options import check_models, check_thinking
 from smokebox.agents.results import FINISH, GIVE_UP, Reply, ResultCollector, ResultSpec
 from smokebox.agents.setup import by_name
 from smokebox.agents.telemetry import span_agent
 from smokebox.agents.tools.function import as_tools
 from smokebox.agents.tools.tool import AbortSignal, ToolContext
+from smokebox.agents.work.checkpoint import Checkpointer
 from smokebox.agents.work.compaction import Compactor
 from smokebox.agents.work.item import WorkItem, WorkResult
 from smokebox.agents.work.loop import Loop, ModelRequester
@@ -97,6 +98,7 @@ class PromptItem(WorkItem):
         tools = {**self.session.tools(TaskRunner(work=ctx, known=child_sessions)), **self.tools}
         if collector is not None:
             tools.update((tool.name, tool) for tool in collector.tools())
+        work = ctx.event_log.conversation.work.get(self.work_id)
         compactor = Compactor(work=ctx, options=setup.options.compaction or None)
         return Loop(
             work=ctx,
@@ -123,6 +125,9 @@ class PromptItem(WorkItem):
             ),
             collector=collector,
             compact=compactor.compact_if_needed,
+            checkpoints=Checkpointer(
+                work=ctx, prompt=_text_of(self.message), turns=0 if work is None else work.turns
+            ),
         )
 
     async def _recorded_reply(
@@ -152,6 +157,11 @@ class PromptItem(WorkItem):
             model=message.model,
             usage=self.meter.usage,
         )
+
+
+def _text_of(message: UserMessage | None) -> str:
+    parts = () if message is None else message.parts
+    return " ".join(part.text for part in parts if isinstance(part, Text))
 
 
 def new_prompt(

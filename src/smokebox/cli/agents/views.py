@@ -13,6 +13,7 @@ import typer
 
 from smokebox.agents.events import (
     ApprovalNeeded,
+    CheckpointEnd,
     CompactionEnd,
     CompactionStart,
     Fallback,
@@ -33,6 +34,7 @@ from smokebox.agents.log.records import (
     AbortRequested,
     ApprovalDecided,
     ApprovalRequested,
+    CheckpointTaken,
     Compacted,
     MessageAdded,
     ReplyDelta,
@@ -167,6 +169,12 @@ class TextView:
     def _(self, event: CompactionEnd) -> None:
         if event.error:
             self._note(f"summary failed: {event.error}", fg="yellow")
+
+    @_write.register
+    def _(self, event: CheckpointEnd) -> None:
+        if event.error:
+            self._continue("")
+            self._note(f"no checkpoint: {event.error}", fg="yellow")
 
     @_write.register
     def _(self, event: TaskStart) -> None:
@@ -343,6 +351,10 @@ class RecordView:
     def _(self, record: Compacted) -> None:
         self._note(f"summarized {record.tokens_before:,} tokens")
         self._indent(record.summary)
+
+    @_write.register
+    def _(self, record: CheckpointTaken) -> None:
+        self._note(f"checkpoint {record.snapshot}")
 
     @_write.register
     def _(self, record: TaskStarted) -> None:

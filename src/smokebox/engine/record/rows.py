@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 from smokebox.egress.layers import EgressLayers
 from smokebox.engine.jail.spec import JailState
 from smokebox.engine.mounts.request import MountRequest
+from smokebox.engine.snapshots.checkpoint_rule import CheckpointRule
 from smokebox.errors import InvalidOption
 from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.types import CodeLanguage, ProcessStatus, SandboxStatus
+    from smokebox.types import CodeLanguage, ProcessStatus, SandboxStatus, SnapshotOrigin
 
 Value: TypeAlias = str | int | float | bytes | None
 
@@ -26,6 +27,9 @@ DEFAULT_CWD = "/workspace"
 
 StopCause = Literal["disk"]
 """The run before used more disk than its limit."""
+
+
+_NO_CHECKPOINTS = CheckpointRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class RunSettings:
     cwd: str = DEFAULT_CWD
     user: str = "root"
     group: str = ""
+    checkpoints: CheckpointRule = _NO_CHECKPOINTS
 
     @property
     def idle_timeout(self) -> float | None:
@@ -310,6 +315,7 @@ class SnapshotRow:
     settings: RunSettings = field(default_factory=RunSettings)
     egress: EgressLayers = _CLOSED
     sessions: tuple[SessionRow, ...] = ()
+    origin: SnapshotOrigin = "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,8 +529,9 @@ def _load_limits(text: str) -> Limits:
 @functools.lru_cache(256)
 def _load_settings(text: str) -> RunSettings:
     known = {one.name for one in fields(RunSettings)}
-    values = json.loads(text).items()
-    return RunSettings(**{name: value for name, value in values if name in known})
+    values = {name: value for name, value in json.loads(text).items() if name in known}
+    rule = CheckpointRule(**values.pop("checkpoints", {}))
+    return RunSettings(**values, checkpoints=rule)
 
 
 @functools.lru_cache(256)

@@ -171,6 +171,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE snapshot_layers ADD COLUMN target TEXT NOT NULL DEFAULT '/'",),
     # The group of a sandbox and its jail, in JSON.
     (),
+    # And the checkpoints of a sandbox, in JSON.
+    ("ALTER TABLE snapshots ADD COLUMN origin TEXT NOT NULL DEFAULT 'user'",),
 )
 
 

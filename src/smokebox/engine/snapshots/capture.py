@@ -1,8 +1,9 @@
 """Capture of the upper layers of a sandbox as layers, while it runs or sleeps.
 
 The files that changed since the capture before are copied while programs run. Then the programs
-are frozen, what changed meanwhile is copied, and they go on. The index of the captured state stays
-beside the upper layers, for the next capture.
+are frozen, what changed meanwhile is copied, and they go on. In a tree with many files, watches
+from before a second copy tell what that is. The index of the captured state stays beside the upper
+layers, for the next capture.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from smokebox.engine.snapshots import tree_index
 from smokebox.engine.snapshots.delta import Delta, compare
 from smokebox.engine.snapshots.tree_copier import TreeCopier
 from smokebox.engine.snapshots.tree_index import TreeIndex, scan, settled
+from smokebox.engine.snapshots.tree_watch import TreeWatch, is_watchable, open_files
 from smokebox.errors import LimitReached, StorageFull
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _LASTING, _BRANCHED = "captured", "branched"
 # So few files are copied while programs are frozen.
 _AT_ONCE_FILES, _AT_ONCE_BYTES = 16, 1 << 20
+# Listing fewer files takes as long as watching them, and more watches take too much memory.
+_LISTED_FILES, _WATCHED_FILES = 500, 50_000
 
 
 class _Captured(msgspec.Struct):
@@ -70,14 +74,29 @@ class CapturedTree:
     delta: Delta = field(default_factory=Delta)
     unfinished: UnfinishedLayer | None = None
     copier: TreeCopier | None = None
+    watch: TreeWatch | None = None
+    size: int = 0
+    late: int = 0
 
     def compare(self, opened: dict[str, int] | None) -> None:
         """Find the changes since the capture before. `opened` is as in `scan`."""
         self.index = scan(self.top, opened, self.index or self.before)
+        self.find_delta()
+
+    def find_delta(self) -> None:
+        """Find the changes of the index since the capture before."""
         untouched = (
             self.before is None and len(self.index) == 1 and is_untouched(self.top, self.base)
         )
         self.delta = Delta() if untouched else compare(self.before, self.index)
+        self.size = self.delta.disk
+
+    def with_top(self) -> Delta:
+        """Return the changes with the attributes of the top: they come from the uppermost layer."""
+        if not self.delta.empty:
+            directories = self.delta.directories
+            self.delta.directories = {"": directories.get("", False), **directories}
+        return self.delta
 
     def copy(self, begin: Callable[[], UnfinishedLayer]) -> TreeCopier:
         """Return the copier of its files, with a layer to write to."""
@@ -93,11 +112,18 @@ class CapturedTree:
 
     def close(self) -> None:
         """Close what is open, and remove a layer that was not placed."""
+        self.unwatch()
         if self.copier is not None:
             self.copier.close()
         if self.unfinished is not None:
             self.unfinished.close()
         os.close(self.top)
+
+    def unwatch(self) -> None:
+        """Remove the watches."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.close()
 
 
 @dataclass(slots=True)
@@ -124,7 +150,7 @@ class Capture:
     @property
     def size(self) -> int:
         """Bytes of the changes."""
-        return sum(tree.delta.disk for tree in self.trees)
+        return sum(tree.size + tree.late for tree in self.trees)
 
     def used(self) -> int:
         """Return the bytes of the upper layers when they were listed first."""
@@ -152,24 +178,75 @@ class Capture:
         unsettled = tree_index.mapped_inodes(pids())
         for tree in self.trees:
             tree.compare(None)
+            if tree.watch is not None:
+                tree.watch.settle(tree.index, settled_ns)
         check(self)
         files = sum(len(tree.delta.files) for tree in self.trees)
-        if files > _AT_ONCE_FILES or self.size > _AT_ONCE_BYTES:
+        begun = any(tree.copier is not None for tree in self.trees)
+        if begun or files > _AT_ONCE_FILES or self.size > _AT_ONCE_BYTES:
             for tree in self.changed:
                 copier = tree.copy(self.begin)
                 copier.copy_ahead(tree.top, tree.delta, tree.index, unsettled, settled_ns)
 
+    def follow(
+        self, root: int, pids: Callable[[], list[int]], check: Callable[[Capture], None]
+    ) -> None:
+        """Copy what changed meanwhile, while programs run, so that `finish` takes less time.
+
+        Args:
+            root: The root directory of the sandbox.
+            pids: Returns its processes.
+            check: Raises if there is no room.
+        """
+        files = sum(len(tree.index) for tree in self.trees)
+        if not _LISTED_FILES <= files <= _WATCHED_FILES:
+            return
+        if not all(is_watchable(tree.index) for tree in self.trees):
+            return
+        try:
+            for tree in self.trees:
+                tree.watch = TreeWatch(root, tree.target, tree.index)
+        except (OSError, LimitReached):
+            # Then everything is listed while programs are frozen.
+            self.unwatch()
+            return
+        self.copy_ahead(pids, check)
+
     def finish(self, pids: Callable[[], list[int]], check: Callable[[Capture], None]) -> None:
         """Copy the rest while nothing changes."""
-        self.at_ns, self.unsettled = tree_index.now_ns(), tree_index.mapped_inodes(pids())
+        self.at_ns, processes = tree_index.now_ns(), pids()
+        self.unsettled = tree_index.mapped_inodes(processes)
+        if self._finish_watched(processes, check):
+            return
+        self.unwatch()
         with self.compared():
             if self.changed:
                 check(self)
             for tree in self.changed:
-                # The attributes of the top come from the uppermost layer.
-                directories = tree.delta.directories
-                tree.delta.directories = {"": directories.get("", False), **directories}
-                tree.copy(self.begin).copy_rest(tree.top, tree.delta, tree.index)
+                tree.copy(self.begin).copy_rest(tree.top, tree.with_top(), tree.index)
+
+    def _finish_watched(self, pids: list[int], check: Callable[[Capture], None]) -> bool:
+        """Copy what the watches tell; False if they do not tell all."""
+        if any(tree.watch is None for tree in self.trees):
+            return False
+        opened = open_files(pids)
+        for tree in self.trees:
+            assert tree.watch is not None
+            index = tree.watch.rescan(tree.top, self.unsettled, opened)
+            if index is None:
+                return False
+            late = compare(tree.index, index)
+            tree.index, tree.late = index, late.disk
+            if not (late.empty and tree.delta.empty):
+                check(self)
+                copier = tree.copy(self.begin)
+                copier.copy_late(tree.top, tree.with_top(), late, tree.index)
+        return True
+
+    def unwatch(self) -> None:
+        """Remove all watches."""
+        for tree in self.trees:
+            tree.unwatch()
 
     @contextlib.contextmanager
     def compared(self) -> Iterator[None]:
@@ -183,14 +260,27 @@ class Capture:
             for tree, modes in zip(self.trees, opened, strict=True):
                 tree_index.close_again(tree.top, modes)
 
-    def complete(self) -> None:
-        """Complete the layers, and write them to the disk. The trees may change again."""
+    def complete(self) -> bool:
+        """Complete the layers, and write them to the disk. The trees may change again.
+
+        Returns False if a file is missing, so that `finish` has to be called again.
+        """
+        watched = any(tree.watch is not None for tree in self.trees)
+        self.unwatch()
+        if watched:
+            for tree in self.trees:
+                tree.late = 0
+                tree.find_delta()
+                delta = tree.with_top()
+                if not delta.empty and not tree.copy(self.begin).take_over(delta, tree.index):
+                    return False
         for tree in self.trees:
             if not tree.delta.empty:
                 copier = tree.copy(self.begin)
                 copier.finish(tree.delta, tree.index)
                 copier.flush()
             tree.index = settled(tree.index, self.at_ns, self.unsettled)
+        return True
 
     def close(self) -> None:
         """Close what is open."""

@@ -47,11 +47,16 @@ class CapturedState:
     changes: tuple[RowChange, ...] = ()
 
 
+class Unchanged(Exception):
+    """Raised instead of a capture of the state that the layers `known` show."""
+
+
 class CaptureJob:
     """One capture of a sandbox that runs, or with `run` None is kept from waking.
 
     It is `lasting` if it becomes a snapshot. `moved` has the layers that were its upper layers
-    until they were moved to the store for this capture.
+    until they were moved to the store for this capture. A state that the layers `known` show is not
+    captured.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class CaptureJob:
         *,
         lasting: bool,
         moved: list[SnapshotLayerRow],
+        known: tuple[str, ...] | None = None,
     ) -> None:
         self._context = context
         self._snapshots = context.snapshots
@@ -71,6 +77,7 @@ class CaptureJob:
         self._run = run
         self._lasting = lasting
         self._moved = moved
+        self._known = known
         self._directory = context.storage.directory(row.key)
 
     async def move(self, failures: list[Exception]) -> SandboxRow:
@@ -102,9 +109,13 @@ class CaptureJob:
         return row
 
     async def run(self, commit: Callable[[CapturedState], Awaitable[None]]) -> None:
-        """Capture the state, and call `commit` to put it into the record."""
+        """Capture the state, and call `commit` to put it into the record.
+
+        Raises `Unchanged` if it is the known one.
+        """
         if not await asyncio.to_thread(self._has_uppers):
             # It never ran, or an ephemeral one fell asleep, or they were moved.
+            self._check_unknown(self._row.layers)
             found = await self._state(self._row.layers)
             ids = tuple(one.id for one in self._moved)
             if found.layers[: len(ids)] == ids:
@@ -140,13 +151,21 @@ class CaptureJob:
         await self._work(capture.open)
         if self._run is not None:
             await self._work(capture.copy_ahead, pids, check)
-        async with frozen(self._run) if self._run is not None else contextlib.nullcontext():
-            await self._work(capture.finish, pids, check)
-            state = await self._state(capture.before.layers)
-            if self._run is not None and not self._run.jail.alive:
-                # Its files are removed, or about to be.
-                raise self._run.gone("it ended during the snapshot")
-        await self._work(capture.complete)
+            # Nothing is frozen to find that nothing has changed.
+            self._check_changed(capture)
+            if self._run.jail.state.tier == "namespaces":
+                root = self._run.jail.root
+                await self._work(capture.follow, root, pids, check)
+        state = await self._state(capture.before.layers)
+        complete = False
+        while not complete:
+            async with frozen(self._run) if self._run is not None else contextlib.nullcontext():
+                await self._work(capture.finish, pids, check)
+                if self._run is not None and not self._run.jail.alive:
+                    # Its files are removed, or about to be.
+                    raise self._run.gone("it ended during the snapshot")
+            complete = await self._work(capture.complete)
+        self._check_changed(capture)
         made = tuple(self._layers(capture))
         layers = (*(one.id for one in made), *state.layers)
         state = replace(state, layers=layers, made=made, changes=tuple(map(insert, made)))
@@ -159,6 +178,16 @@ class CaptureJob:
             raise
         if made:
             await self._remember(capture, layers, stored + sum(one.size for one in made))
+
+    def _check_changed(self, capture: Capture) -> None:
+        if all(tree.delta.only_times for tree in capture.trees):
+            self._check_unknown(capture.before.layers)
+
+    def _check_unknown(self, layers: tuple[str, ...]) -> None:
+        if self._known is not None:
+            canonical = self._snapshots.canonical
+            if canonical(layers) == canonical(self._known):
+                raise Unchanged
 
     async def _remember(self, capture: Capture, layers: tuple[str, ...], stored: int) -> None:
         with contextlib.suppress(OSError):

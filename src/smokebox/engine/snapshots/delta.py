@@ -20,17 +20,24 @@ class Delta:
 
     `directories` maps paths, parents first, to whether the directory is opaque: one that hides
     the directories of the same path in the layers below. `files` are copied, and at `hidden`
-    paths files of the layers below are hidden.
+    paths files of the layers below are hidden. `attributes` is set if a directory is new, or
+    differs in more than its times.
     """
 
     directories: dict[str, bool] = field(default_factory=dict)
     files: dict[str, IndexEntry] = field(default_factory=dict)
     hidden: list[str] = field(default_factory=list)
+    attributes: bool = False
 
     @property
     def empty(self) -> bool:
         """True if the states are the same."""
         return not (self.directories or self.files or self.hidden)
+
+    @property
+    def only_times(self) -> bool:
+        """True if no more than times of directories differ: a file came and went."""
+        return not (self.files or self.hidden or self.attributes)
 
     @property
     def disk(self) -> int:
@@ -75,9 +82,11 @@ class _Comparison:
         if before is not None and not self._is_whole(path) and _is_same_place(before, entry):
             if not before.same(entry):
                 self._need(path)
+                self._delta.attributes |= not _differ_in_times_only(before, entry)
             return
         if path:
             self._need(posixpath.dirname(path))
+        self._delta.attributes = True
         self._delta.directories[path] = entry.opaque or before is not None
         self._whole.add(path)
 
@@ -107,6 +116,12 @@ class _Comparison:
             path = posixpath.dirname(path)
         for one in reversed(missing):
             self._delta.directories[one] = False
+
+
+def _differ_in_times_only(before: IndexEntry, entry: IndexEntry) -> bool:
+    # A change of extended attributes leaves the time of modification as it is.
+    moved = entry.mtime_ns != before.mtime_ns or before.ctime_ns == 0
+    return moved and before.mode == entry.mode and before[7:9] == entry[7:9]
 
 
 def _is_same_place(before: IndexEntry, entry: IndexEntry) -> bool:

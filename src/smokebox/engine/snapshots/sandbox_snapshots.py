@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,12 +19,13 @@ from smokebox.engine.record.rows import (
     update,
 )
 from smokebox.engine.run import RunPart
-from smokebox.engine.snapshots.capture_job import CapturedState, CaptureJob
+from smokebox.engine.snapshots.capture_job import CapturedState, CaptureJob, Unchanged
 from smokebox.engine.snapshots.snapshots import (
     check_description,
     random_snapshot_id,
     snapshot_of,
 )
+from smokebox.engine.snapshots.tree_index import TICK_NS
 from smokebox.errors import Conflict, NotFound, SandboxGone, SmokeboxError
 from smokebox.foundation.tasks import run_to_completion
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from smokebox.engine.run import Run
     from smokebox.engine.snapshots.retention import Retention
     from smokebox.limits import Limits
-    from smokebox.types import Snapshot, SnapshotDiff
+    from smokebox.types import Snapshot, SnapshotDiff, SnapshotOrigin
 
 RESTORED = "it was restored to a snapshot"
 
@@ -78,6 +80,8 @@ class SandboxSnapshots(RunPart):
         id: str | None = None,
         scope: str = "",
         retention: Retention | None = None,
+        origin: SnapshotOrigin = "user",
+        if_changed: bool = False,
     ) -> Snapshot:
         """Make a snapshot of all files of the sandbox. It outlives the sandbox.
 
@@ -90,50 +94,110 @@ class SandboxSnapshots(RunPart):
             labels: Labels to add to those of the sandbox.
             id: Id of the snapshot; by default a random one.
             scope: Prefix of the sandbox ids among which the name is unique.
-            retention: Then remove earlier snapshots of the sandbox that it does not keep.
+            retention: Then remove earlier ones of the sandbox and origin that it does not keep.
+            origin: Why it is made.
+            if_changed: Return the latest one of that origin if it shows the present state.
 
         Raises:
             NotFound: The sandbox does not exist.
             Conflict: The name is taken.
             LimitReached: The sandbox and its snapshots use as much disk as it may.
         """
-        row = await self.row()
-        making = SnapshotRow(
-            id=id or random_snapshot_id(),
-            sandbox_id=row.id,
+        making = replace(
+            self._unfinished(await self.row(), id),
             scope=scope,
             name=None if name is None else check_snapshot_name(name),
             description=check_description(description),
-            status="making",
-            parent=None,
-            image=row.image,
-            digest=row.digest,
-            tier=row.tier,
-            layers=(),
-            created_at=time.time(),
+            origin=origin,
         )
+        async with self._lock:
+            latest = None
+            if if_changed:
+                # What was written before is told from later writes in the same clock tick.
+                await asyncio.sleep(TICK_NS / 1e9)
+                latest = await self._snapshots.latest(self._lifecycle.id, origin)
+            try:
+                made = await self._make(
+                    making,
+                    labels or {},
+                    functools.partial(self._capture_running_or_asleep, lasting=True),
+                    known=None if latest is None else latest.layers,
+                )
+            except Unchanged:
+                assert latest is not None
+                made = latest
+        if retention is not None:
+            await self.prune(retention, origin=origin)
+        return snapshot_of(made)
+
+    async def checkpoint(self, id: str, run: Run, retention: Retention) -> Snapshot | None:
+        """Make a snapshot of the origin "interval", unless nothing changed since the last one.
+
+        Args:
+            id: Id of the snapshot.
+            run: The current run. Neither a call nor another run is begun for it.
+            retention: Then remove earlier ones that it does not keep.
+
+        Raises:
+            SandboxGone: The run ended meanwhile.
+        """
+
+        async def capture(
+            commit: Callable[[CapturedState], Awaitable[None]], known: tuple[str, ...] | None
+        ) -> None:
+            await self._flush()
+            # A call may have changed it.
+            current = await self.row()
+            job = CaptureJob(self._context, current, run, lasting=True, moved=[], known=known)
+            await job.run(commit)
+
+        async with self._lock:
+            await asyncio.sleep(TICK_NS / 1e9)
+            row = await self.row()
+            latest = await self._snapshots.latest(row.id, "interval")
+            making = replace(self._unfinished(row, id), origin="interval")
+            known = row.layers if latest is None else latest.layers
+            try:
+                made = await self._make(making, {}, capture, known=known)
+            except Unchanged:
+                return None
+        await self.prune(retention, origin="interval")
+        return snapshot_of(made)
+
+    async def _make(
+        self,
+        making: SnapshotRow,
+        labels: Mapping[str, str],
+        capture: Callable[
+            [Callable[[CapturedState], Awaitable[None]], tuple[str, ...] | None], Awaitable[None]
+        ],
+        *,
+        known: tuple[str, ...] | None,
+    ) -> SnapshotRow:
+        """Make a snapshot. Raises `Unchanged` if the layers `known` show the present state."""
         found: list[SnapshotRow] = []
 
         async def commit(state: CapturedState) -> None:
-            ready = await self._complete(making, state, labels or {})
+            ready = await self._complete(making, state, labels)
             await self._snapshots.record.write(*state.changes, update(ready))
             found.append(ready)
 
-        async with self._lock:
-            await self._capture(making, commit, lasting=True)
-        self._snapshots.shorten(row.id, found[0].layers)
-        if retention is not None:
-            await self.prune(retention)
-        return snapshot_of(found[0])
+        await self._capture(making, lambda: capture(commit, known))
+        self._snapshots.shorten(making.sandbox_id, found[0].layers)
+        return found[0]
 
-    async def prune(self, retention: Retention) -> list[Snapshot]:
+    async def prune(
+        self, retention: Retention, *, origin: SnapshotOrigin | None = None
+    ) -> list[Snapshot]:
         """Remove the snapshots of the sandbox that are not kept, and return them."""
-        return await self._snapshots.prune(self._lifecycle.id, retention)
+        return await self._snapshots.prune(self._lifecycle.id, retention, origin=origin)
 
-    async def outdated(self, retention: Retention, *, upcoming: int = 0) -> set[str]:
+    async def outdated(
+        self, retention: Retention, *, origin: SnapshotOrigin | None = None, upcoming: int = 0
+    ) -> set[str]:
         """Return the ids of snapshots of the sandbox that are not kept; see `Retention`."""
         rows = await self._snapshots.record.snapshots(sandbox_id=self._lifecycle.id)
-        return {row.id for row in retention.outdated(rows, upcoming=upcoming)}
+        return {row.id for row in retention.outdated(rows, origin=origin, upcoming=upcoming)}
 
     async def restore(
         self, snapshot: str, *, save_as: str | None = None, scope: str = ""
@@ -212,9 +276,9 @@ class SandboxSnapshots(RunPart):
             )
 
         row = await self.row()
-        making = self._temporary(row)
+        making = self._unfinished(row)
         async with self._lock:
-            await self._capture(making, commit)
+            await self._capture(making, lambda: self._capture_running_or_asleep(commit))
         self._snapshots.shorten(row.id, forks[0].layers)
         return forks
 
@@ -242,9 +306,9 @@ class SandboxSnapshots(RunPart):
                 await self._snapshots.record.write(*state.changes, delete(SnapshotRow, making.id))
                 present.append(replace(making, layers=state.layers))
 
-            making = self._temporary(await self.row())
+            making = self._unfinished(await self.row())
             async with self._lock:
-                await self._capture(making, keep)
+                await self._capture(making, lambda: self._capture_running_or_asleep(keep))
             found = await self._snapshots.diff(first, present[0], texts=texts)
         await self._snapshots.collect()
         return found
@@ -255,10 +319,10 @@ class SandboxSnapshots(RunPart):
             self._snapshots.interrupted.discard(run.id)
             await run.jail.thaw()
 
-    def _temporary(self, row: SandboxRow) -> SnapshotRow:
-        """Return a row that marks a capture which is under way, and becomes no snapshot."""
+    def _unfinished(self, row: SandboxRow, id: str | None = None) -> SnapshotRow:
+        """Return a row that marks a capture which is under way."""
         return SnapshotRow(
-            id=random_snapshot_id(),
+            id=id or random_snapshot_id(),
             sandbox_id=row.id,
             scope="",
             name=None,
@@ -332,22 +396,13 @@ class SandboxSnapshots(RunPart):
             pending="",
         )
 
-    async def _capture(
-        self,
-        making: SnapshotRow,
-        commit: Callable[[CapturedState], Awaitable[None]],
-        *,
-        lasting: bool = False,
-    ) -> None:
-        """Capture the state, and pass it to `commit`, which puts its layer into the record.
-
-        It is `lasting` if it becomes a snapshot.
-        """
+    async def _capture(self, making: SnapshotRow, capture: Callable[[], Awaitable[None]]) -> None:
+        """Call `capture` while the record has the row."""
         self._working += 1
         await self._snapshots.reserve(making)
         try:
             async with self._quiet:
-                await self._capture_running_or_asleep(commit, lasting=lasting)
+                await capture()
         except BaseException:
             await run_to_completion(self._snapshots.release(making))
             raise
@@ -355,13 +410,21 @@ class SandboxSnapshots(RunPart):
             self._working -= 1
 
     async def _capture_running_or_asleep(
-        self, commit: Callable[[CapturedState], Awaitable[None]], *, lasting: bool
+        self,
+        commit: Callable[[CapturedState], Awaitable[None]],
+        known: tuple[str, ...] | None = None,
+        *,
+        lasting: bool = False,
     ) -> None:
+        """Capture the state, and pass it to `commit`, which puts its layer into the record.
+
+        It is `lasting` if it becomes a snapshot.
+        """
         moved: list[SnapshotLayerRow] = []
         failures: list[Exception] = []
 
         def job(row: SandboxRow, run: Run | None) -> CaptureJob:
-            return CaptureJob(self._context, row, run, lasting=lasting, moved=moved)
+            return CaptureJob(self._context, row, run, lasting=lasting, moved=moved, known=known)
 
         async def move(row: SandboxRow) -> SandboxRow:
             return await job(row, None).move(failures)

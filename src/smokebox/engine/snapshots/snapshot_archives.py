@@ -134,7 +134,8 @@ class SnapshotArchives:
             NotFound: Its image is not on this host.
             BadSnapshot: A layer is damaged.
         """
-        row = replace(found.row, scope=scope, parent=None)
+        # The retention of checkpoints is no concern of one that a user imports.
+        row = replace(found.row, scope=scope, parent=None, origin="user")
         if name is not None:
             row = replace(row, name=check_snapshot_name(name))
         await self._check(row)
@@ -259,7 +260,8 @@ def _layer_errors(layer: ArchivedLayer, place: str) -> Iterator[None]:
 def _decode(data: bytes, id: str) -> ArchivedSnapshot:
     try:
         manifest = parse_manifest(data, FORMAT)
-        row = from_text(SnapshotRow, manifest["snapshot"])
+        # Manifests from before there were checkpoints have no origin.
+        row = from_text(SnapshotRow, {"origin": "user", **manifest["snapshot"]})
         check_id(row.sandbox_id)
         layers = tuple(
             ArchivedLayer(row=from_text(SnapshotLayerRow, one["row"]), digest=one["digest"])

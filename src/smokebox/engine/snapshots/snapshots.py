@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from smokebox.engine.record.record import Record
     from smokebox.engine.sandbox_storage import SandboxStorage
     from smokebox.engine.snapshots.retention import Retention
+    from smokebox.types import SnapshotOrigin
 
 # More layers of snapshots than these are merged.
 MAX_LAYERS = 32
@@ -82,6 +83,7 @@ def snapshot_of(row: SnapshotRow) -> Snapshot:
         size=row.size,
         files=row.files,
         created_at=row.created_at,
+        origin=row.origin,
     )
 
 
@@ -185,9 +187,12 @@ class Snapshots:
         await self.record.write(delete(SnapshotRow, row.id))
         await self.collect()
 
-    async def prune(self, sandbox_id: str, retention: Retention) -> builtins.list[Snapshot]:
-        """Delete the snapshots of a sandbox that are not kept, and return them."""
-        outdated = retention.outdated(await self.record.snapshots(sandbox_id=sandbox_id))
+    async def prune(
+        self, sandbox_id: str, retention: Retention, *, origin: SnapshotOrigin | None = None
+    ) -> builtins.list[Snapshot]:
+        """Delete snapshots of a sandbox, of one or any origin, that are not kept; return them."""
+        rows = await self.record.snapshots(sandbox_id=sandbox_id)
+        outdated = retention.outdated(rows, origin=origin)
         if outdated:
             await self.record.write(*(delete(SnapshotRow, row.id) for row in outdated))
             await self.collect()
@@ -287,6 +292,12 @@ class Snapshots:
     def complete(self, layers: Iterable[str]) -> bool:
         """Return whether all layers exist, and are not being removed."""
         return all(one not in self._removing and self.store.get(one) for one in layers)
+
+    async def latest(self, sandbox_id: str, origin: SnapshotOrigin) -> SnapshotRow | None:
+        """Return the last snapshot of a sandbox of that origin."""
+        rows = await self.record.snapshots(sandbox_id=sandbox_id)
+        found = [row for row in rows if row.origin == origin and row.status == "ready"]
+        return found[-1] if found else None
 
     async def stored(self, sandbox_id: str) -> int:
         """Return the bytes of the layers that were made of a sandbox."""

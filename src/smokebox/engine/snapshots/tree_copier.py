@@ -60,6 +60,8 @@ class TreeCopier:
         # None for a file that was copied while it may have changed.
         self._copies: dict[str, IndexEntry | None] = {}
         self._ahead: dict[str, IndexEntry] = {}
+        # Files whose copies may be outdated; None before any was copied.
+        self._unsure: list[str] | None = None
         # The first copy of each file with several names.
         self._linked: dict[tuple[int, int], str] = {}
         self._directories = {""}
@@ -75,6 +77,8 @@ class TreeCopier:
     ) -> None:
         """Copy files of a tree that changes meanwhile; `copy_rest` finds out which did.
 
+        Those that were copied before and are the same are not copied again.
+
         Args:
             source: The tree.
             delta: The layer to write, as it is known so far.
@@ -82,10 +86,13 @@ class TreeCopier:
             unsettled: Inodes that change without a trace.
             settled_ns: A file that was last changed before this time is known by that time.
         """
+        self._drop_outdated(delta)
+        self._ahead.clear()
         self.make_directories(delta.directories)
+        missing = {path: one for path, one in delta.files.items() if path not in self._copies}
         # A file with several names is copied once, and then linked: by one thread.
-        linked = [path for path, entry in delta.files.items() if entry.links > 1]
-        single = [path for path, entry in delta.files.items() if entry.links == 1]
+        linked = [path for path, entry in missing.items() if entry.links > 1]
+        single = [path for path, entry in missing.items() if entry.links == 1]
         folders = [*_by_folder(single)]
         with stoppable_threads(_THREADS) as run:
             for number in range(_THREADS):
@@ -100,6 +107,7 @@ class TreeCopier:
             known = after.ctime_ns < settled_ns and after.inode not in unsettled
             if known and after.same(delta.files[path]):
                 self._copies[path] = delta.files[path]
+        self._unsure = [path for path in delta.files if self._copies.get(path) is None]
 
     def _copy_folders(
         self,
@@ -120,6 +128,59 @@ class TreeCopier:
         self.make_directories(delta.directories)
         self.copy_files(source, delta.files)
         self._read_directories(source, {path: index[path] for path in delta.directories})
+
+    def copy_late(self, source: int, delta: Delta, late: Delta, index: TreeIndex) -> None:
+        """Copy what is missing from a tree that does not change; `take_over` checks the rest.
+
+        Args:
+            source: The tree.
+            delta: The layer to write, as it was known before.
+            late: What changed since.
+            index: The files of the tree.
+        """
+        unsure = delta.files if self._unsure is None else self._unsure
+        files = {path: index[path] for path in unsure if path in index} | late.files
+        files = {path: one for path, one in files.items() if not one.is_directory}
+        for path in (*files, *late.hidden):
+            self._drop(path)
+        for path, hides in late.directories.items():
+            # A directory in the place of a file, or of another directory.
+            if path and (hides or path in self._copies):
+                self._drop(path)
+        self._linked = {key: path for key, path in self._linked.items() if path in self._copies}
+        wanted = (*delta.directories, *late.directories)
+        known = {path: index[path] for path in wanted if path in index}
+        directories = {path: one for path, one in known.items() if one.is_directory}
+        self.make_directories(directories)
+        self.copy_files(source, files)
+        self._read_directories(source, directories)
+
+    def take_over(self, delta: Delta, index: TreeIndex) -> bool:
+        """Keep what belongs to a layer; return False if something of it is missing."""
+        self._drop_outdated(delta)
+        self.make_directories(delta.directories)
+        if any(path not in self._copies for path in delta.files):
+            return False
+        return all(
+            path in self._attributes and self._attributes[path][0].same(index[path])
+            for path in delta.directories
+        )
+
+    def _drop(self, path: str) -> None:
+        """Remove what was copied to a path."""
+        name, below = posixpath.basename(path), f"{path}/"
+        if path in self._directories:
+            self._directories -= {
+                one for one in self._directories if one == path or one.startswith(below)
+            }
+            for one in [one for one in self._copies if one.startswith(below)]:
+                del self._copies[one]
+            with _tolerant(errno.ENOENT), self._parent(path) as folder:
+                remove_tree(folder, name, path)
+        elif path in self._copies:
+            del self._copies[path]
+            with _tolerant(*REPLACED), self._parent(path) as folder:
+                os.unlink(name, dir_fd=folder)
 
     def finish(self, delta: Delta, index: TreeIndex) -> None:
         """Complete the layer from what is known of the tree."""

@@ -103,7 +103,7 @@ def scan(
             listed as empty.
     """
     known = before or {}
-    index = {"": _with_opaque(entry_of(os.fstat(top)), top, known.get(""))}
+    index = {"": with_opaque(entry_of(os.fstat(top)), top, known.get(""))}
     pending = [""]
     while pending:
         checkpoint()
@@ -113,7 +113,7 @@ def scan(
         try:
             with closing(open_beneath(top, folder, LIST)) as fd:
                 if folder:
-                    index[folder] = _with_opaque(index[folder], fd, known.get(folder))
+                    index[folder] = with_opaque(index[folder], fd, known.get(folder))
                 _scan_directory(fd, f"{folder}/" if folder else "", index, pending, known)
         except PermissionError:
             if opened is not None:
@@ -124,7 +124,8 @@ def scan(
     return index
 
 
-def _with_opaque(entry: IndexEntry, fd: int, before: IndexEntry | None) -> IndexEntry:
+def with_opaque(entry: IndexEntry, fd: int, before: IndexEntry | None) -> IndexEntry:
+    """Return the entry of an open directory, `before` itself if it is the same."""
     if entry is before:
         return entry
     found = entry._replace(opaque=True) if is_opaque(fd) else entry
@@ -167,12 +168,16 @@ def _scan_directory(
                 or found.mode != status.st_mode
             ):
                 found = entry_of(status)
-                if stat.S_ISREG(found.mode) and TEMPORARY.fullmatch(entry.name):
-                    # The engine is writing it, and renames it when it is complete.
+                if is_temporary(entry.name, found.mode):
                     continue
             index[path] = found
             if stat.S_ISDIR(status.st_mode):
                 pending.append(path)
+
+
+def is_temporary(name: str, mode: int) -> bool:
+    """Return whether the engine is writing the file, and renames it when it is complete."""
+    return stat.S_ISREG(mode) and TEMPORARY.fullmatch(name) is not None
 
 
 def open_readable(folder: int, name: str) -> int:

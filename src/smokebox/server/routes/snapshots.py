@@ -69,7 +69,9 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
         freed: set[str] = set()
         if retention is not None:
             upcoming = int(body.name is None)
-            freed = await call.sandbox.snapshots.outdated(retention, upcoming=upcoming)
+            freed = await call.sandbox.snapshots.outdated(
+                retention, origin=body.origin, upcoming=upcoming
+            )
         async with call.state.quotas.keep(
             call.principal, "snapshots", id, call.sandbox.id, freed=freed
         ):
@@ -80,6 +82,8 @@ async def create(call: ApiCall, body: CreateSnapshot) -> Snapshot:
                 id=id,
                 scope=call.principal.prefix,
                 retention=retention,
+                origin=body.origin,
+                if_changed=body.if_changed,
             )
 
     return await call.state.idempotency.once(

@@ -19,7 +19,7 @@ from smokebox.server.tenancy.ceilings import (
     complete_options,
     is_digest,
 )
-from smokebox.tenancy.principal import current_principal
+from smokebox.tenancy.principal import Principal, current_principal
 from smokebox.tenancy.profile import TOTALS
 from smokebox.tenancy.scopes import WRITE
 from smokebox.wire.responses import QuotaUse
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from smokebox.engine import Host
     from smokebox.engine.images.usage import Charging
     from smokebox.engine.options import CheckedOptions
+    from smokebox.engine.record.rows import SandboxRow
     from smokebox.limits import Limits
     from smokebox.server.settings import ServerSettings
-    from smokebox.tenancy.principal import Principal
     from smokebox.tenancy.profile import Profile
 
 # Of images that clients build or load.
@@ -188,6 +188,21 @@ class Quotas:
             yield
         finally:
             making.pop(id, None)
+
+    @contextlib.asynccontextmanager
+    async def admit_snapshot(
+        self, row: SandboxRow, id: str, freed: Collection[str]
+    ) -> AsyncIterator[None]:
+        """Count a snapshot that the engine makes by itself, for the tenant of the sandbox.
+
+        Raises `LimitReached`.
+        """
+        name, _, prefix = row.settings.group.partition("/")
+        profile = self._settings.profiles.get(name)
+        # Those of one tenant share the quota, whichever of its keys created the sandbox.
+        owner = Principal(id=f"{prefix}*", prefix=prefix, profile=profile)
+        async with self.keep(owner, "snapshots", id, row.id, freed=freed):
+            yield
 
     def images(self, principal: Principal) -> Charging | None:
         """Return what charges a key for images that it stores; None without a ceiling."""
