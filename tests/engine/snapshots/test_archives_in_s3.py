@@ -78,6 +78,8 @@ async def make(remote: Bucket) -> tuple[Snapshot, str]:
     async with remote.open("one") as host:
         sandbox = await host.create("box")
         assert (await sandbox.exec(LARGE)).success
+        # What changes in the moment of a snapshot is in the next one too.
+        await asyncio.sleep(0.1)
         snapshot = await sandbox.snapshots.create("state")
         await export(host, snapshot)
         return snapshot, await listing(await host.create(snapshot=snapshot.id))
