@@ -14,7 +14,7 @@ from smokebox.engine.workers import Job, Workers, checkpoint
 from smokebox.foundation.loop_shares import LoopShares, run_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pytest
 
@@ -80,6 +80,34 @@ async def test_long_work_of_a_tenant_has_one_thread_while_others_work(workers: W
     assert shares.share("") is None
     await asyncio.gather(*(work("tenant") for _ in range(4)))
     assert most == 1
+
+
+async def test_work_that_waits_in_its_turn_does_not_hold_up_the_others(workers: Workers) -> None:
+    """It may wait for a lock that the others have, or for a peer that sends nothing."""
+    shares, waits, end = LoopShares(), threading.Event(), threading.Event()
+
+    def walk(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            checkpoint()
+
+    def wait_in_turn() -> None:
+        walk(0.02)
+        waits.set()
+        assert end.wait(30)
+
+    async def work(function: Callable[[], None]) -> None:
+        await run_in(shares.share("tenant"), workers.run(Job(), function))
+
+    assert shares.share("") is None
+    waiting = asyncio.create_task(work(wait_in_turn))
+    await asyncio.to_thread(waits.wait)
+    try:
+        async with asyncio.timeout(10):
+            await work(lambda: walk(0.05))
+    finally:
+        end.set()
+        await waiting
 
 
 async def test_long_work_of_a_single_tenant_does_not_rest(

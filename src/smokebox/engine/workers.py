@@ -89,10 +89,8 @@ class Job:
         self._give_turn()
         if share.has_others:
             time.sleep(_REST_SECONDS)
-            while not share.thread_turn.acquire(timeout=_CHECK_SECONDS):
-                if self._stopped:
-                    return
-            self._has_turn = True
+            # Not for ever: the one that has the turn may wait for a lock of this one, or a peer.
+            self._has_turn = share.thread_turn.acquire(timeout=_CHECK_SECONDS)
         self._rest_at = time.perf_counter() + _SLICE_SECONDS
 
     def _give_turn(self) -> None:
