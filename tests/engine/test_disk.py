@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from small_disk import small_disk
 from smokebox.engine import disk
 from smokebox.engine.disk import DiskWatch, measure, measure_deleted
 from smokebox.errors import SandboxGone
@@ -357,13 +358,8 @@ async def test_watch_can_be_cancelled_while_measuring(
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 64 MiB and 500 inodes."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=500", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield path
-    subprocess.run(["umount", path], check=True)
+    with small_disk(tmp_path, "size=64m,nr_inodes=500") as path:
+        yield path
 
 
 def watch_new(recorded: RecordedWatch, path: Path, *keys: str, fresh: bool = True) -> None:

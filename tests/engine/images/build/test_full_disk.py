@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from building import BASE, build, build_base
+from small_disk import small_disk
 from smokebox.engine.host import Host
 from smokebox.errors import BuildFailed, StorageFull
 
@@ -25,13 +25,8 @@ LARGE = random.Random(1).randbytes(9 * MIB)
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 24 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield path
-    subprocess.run(["umount", path], check=True)
+    with small_disk(tmp_path, "size=24m") as path:
+        yield path
 
 
 @pytest_asyncio.fixture

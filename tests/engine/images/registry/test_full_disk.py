@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pytest
 
 from engine.images.registry.access_to import LOOPBACK, plain
 from oci_images import TestImage, tar
+from small_disk import small_disk
 from smokebox.engine.images.catalog import ImageCatalog
 from smokebox.engine.images.layer_store import LayerStore
 from smokebox.engine.images.registry.access import RegistryAccess
@@ -31,13 +31,8 @@ FILES = {str(number): random.Random(number).randbytes(100_000) for number in ran
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 4 MiB and 500 inodes."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=500", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield path
-    subprocess.run(["umount", path], check=True)
+    with small_disk(tmp_path, "size=4m,nr_inodes=500") as path:
+        yield path
 
 
 @pytest.mark.parametrize(
