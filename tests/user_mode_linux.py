@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 PROGRAMS = ("linux.uml", "mkfs.xfs", "mkfs.ext4", "busybox")
 MARK = "SMOKEBOX_GUEST"
 
@@ -61,6 +63,14 @@ def missing() -> str:
     if absent:
         return f"needs {', '.join(absent)}"
     return "" if os.geteuid() == 0 else "root of the guest needs root's files of the host"
+
+
+# Of tests that run others in the guest.
+MARKS = [
+    pytest.mark.skipif(MARK in os.environ, reason="this is the guest"),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "none"),
+    pytest.mark.timeout(SECONDS + 20),
+]
 
 
 def run_tests(directory: Path, *tests: str) -> GuestRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +12,7 @@ from quota_file_systems import kernel_has_quotas
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.skipif(user_mode_linux.MARK in os.environ, reason="this is the guest"),
-    pytest.mark.skipif(bool(user_mode_linux.missing()), reason=user_mode_linux.missing() or "none"),
-    pytest.mark.timeout(user_mode_linux.SECONDS + 20),
-]
+pytestmark = user_mode_linux.MARKS
 
 
 @pytest.mark.parametrize(
